@@ -62,7 +62,7 @@ def multiply_adds() -> int:
     model = FittedModel.load(packs_dir() / GPU / "kernels" / "gemm", load_gpu(GPU))
     return sum(
         each.size
-        for network in model.members
+        for network in [model.member]
         if isinstance(network, Network)
         for each in network.weights
     )

@@ -25,7 +25,7 @@ from evaluation.published.nccl_times import (
     read_v100,
 )
 from evaluation.training.collective_fit import fitted_curves, predicted_over_measured
-from pipeline.families.dims import Array
+from pipeline.arrays import Array
 from pipeline.hardware.clusters import AUTO
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.collective_bandwidth import (

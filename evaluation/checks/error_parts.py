@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.step_prediction import StepParts, predict_step
 from pipeline.answers.who_answers import overhead_statistics, overheads_from
+from pipeline.arrays import Array
 from pipeline.kernels.family_model import find_families
 from pipeline.measured.campaign_reader import profiled_kernel_us, read_traces
 from pipeline.paths import CAMPAIGN
@@ -33,7 +33,6 @@ KERNEL_SUM = "sum of its kernels alone"
 PARTS = (ACTIVE, UNSEEN_ACTIVE, OWN_OVERHEADS, SHARED_OVERHEADS, UNLIKE_OVERHEADS, KERNEL_SUM)
 """Names of the parts, as legends show them."""
 
-Floats = npt.NDArray[np.float64]
 
 NO_SHAPE = ("latency_us", "predicted_us", "kernel_us", "p10_us", "p90_us", "floor_us")
 """Columns of a table of test predictions that say nothing of a call's shape."""
@@ -134,7 +133,7 @@ def kinds(workloads: pd.Series) -> pd.Series:
     return workloads.str.extract("([^_/]*)", expand=False)
 
 
-def unseen_factors(calls: pd.DataFrame, tested: pd.DataFrame) -> Floats:
+def unseen_factors(calls: pd.DataFrame, tested: pd.DataFrame) -> Array:
     """What a model of other shapes predicts over what the model predicts, for calls of one family; shape (rows,).
 
     Args:

@@ -13,7 +13,7 @@ import pandas as pd
 from evaluation.published.aiconfigurator import COLLECTIVES, read_collectives
 from evaluation.published.nccl_times import SEND_RECV, read_send_recv, read_v100, tables
 from evaluation.training.write_packs import record_file, write_by_gpu
-from pipeline.families.dims import Array
+from pipeline.arrays import Array
 from pipeline.hardware.clusters import NVSWITCH, PCIE, load_cluster
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.collective_bandwidth import (

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import astuple, fields
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from pipeline.families.dims import Array, Dims
+from pipeline.arrays import Array, Ints
+from pipeline.families.dims import Dims
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Quantiles, fit_quantiles
@@ -110,7 +110,7 @@ def _weights(samples: pd.DataFrame, shape: Shape) -> Array:
     return np.asarray(weight / np.sqrt(np.mean(weight**2)))
 
 
-def folds_of(samples: pd.DataFrame, seed: int = 0) -> npt.NDArray[np.int64]:
+def folds_of(samples: pd.DataFrame, seed: int = 0) -> Ints:
     """Fold of each row; all rows with the same heads and sequence length are in one fold."""
     kinds = samples.groupby(["heads", "M"], sort=True).ngroup().to_numpy()
     order = np.random.default_rng(seed).permutation(kinds.max() + 1)

@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 
 from pipeline.answers.gap_models import FAMILIES as TENSOR_FAMILIES
-from pipeline.answers.gap_models import Texts
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.transferred_models import SPREAD, ratio_between, scaled_estimate
+from pipeline.arrays import Array, Texts
 from pipeline.families import FAMILIES
-from pipeline.families.dims import Array, Dims
+from pipeline.families.dims import Dims
 from pipeline.families.family import Law
 from pipeline.families.tensor_products import on_tensor_cores_with_dims as tensor_covered
 from pipeline.hardware.find_gpu import differing_figures, time_factor_bounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pipeline.families.dims import Array
+from pipeline.arrays import Array
 from pipeline.graph.device_calls import PRODUCTS
 
 ATTENTION_BACKWARD = 4 / 5

@@ -12,7 +12,7 @@ from pipeline import plotter
 from pipeline.answers.call_changes import GRADIENT, GRADIENTS, NOTHING_US, CallChange, call_changes
 from pipeline.answers.drawn_step import OVERLAP, parts_of_step
 from pipeline.answers.step_errors import interval
-from pipeline.families.dims import Array
+from pipeline.arrays import Array
 from pipeline.prediction import Prediction
 from pipeline.readable import html_table, in_ms
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.step_errors import Ints, StepErrors, host_factors
-from pipeline.families.dims import Array
+from pipeline.answers.step_errors import StepErrors, host_factors
+from pipeline.arrays import Array, Ints
 from pipeline.simulate.critical_path import BLOCK_VALUES, simulate, step_times
 from pipeline.simulate.program import Program
 
@@ -43,7 +43,7 @@ def parts_of_step(
     return {**families, **exposed, OVERLAP: overlap, IDLE: step_us - active_us}
 
 
-def draw_order(gpu: str, draws: int) -> npt.NDArray[np.int64]:
+def draw_order(gpu: str, draws: int) -> Ints:
     """The order of the draws of a GPU."""
     return np.random.default_rng(zlib.crc32(gpu.encode())).permutation(draws)
 

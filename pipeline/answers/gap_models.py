@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from pipeline.families.dims import Dims, Flags, is_one_of
+from pipeline.arrays import Flags, Texts
+from pipeline.families.dims import Dims, is_one_of
 from pipeline.families.tensor_cores import HALF_DTYPES, LAUNCH_CYCLES
 from pipeline.families.tensor_products import (
     by_element_us,
@@ -56,8 +56,6 @@ from pipeline.transfer.shipped_models import (
     tensor_model,
     time_ratio,
 )
-
-Texts = npt.NDArray[np.object_]
 
 
 @dataclass(frozen=True)

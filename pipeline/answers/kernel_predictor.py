@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.gap_models import GAP_FAMILIES, Texts, with_fallback, with_gaps_filled
+from pipeline.answers.gap_models import GAP_FAMILIES, with_fallback, with_gaps_filled
 from pipeline.answers.transferred_models import TransferredModel, transferred_models
+from pipeline.arrays import Array, Flags, Ints, Texts
 from pipeline.families import FAMILIES
 from pipeline.families.chip import BandwidthCurve
-from pipeline.families.dims import Array, Dims, Flags, is_one_of
+from pipeline.families.dims import Dims, is_one_of
 from pipeline.families.family import Law
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
@@ -47,8 +47,6 @@ from pipeline.kernels.rnn_kernels import recurrent_us
 from pipeline.model_files import reading
 from pipeline.schemas import DIMS
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
-
-Ints = npt.NDArray[np.int64]
 
 UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
 """Latency floor in µs where no sample of a GPU shows it: medians over the five GPUs of the public samples

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from pipeline.answers.arithmetic import product_flops
+from pipeline.arrays import Array, Flags
 from pipeline.errors import InputError
-from pipeline.families.dims import Array, Flags
 from pipeline.prediction import Prediction
 
 COMMUNICATION, OUTSIDE = "communication", "outside modules"

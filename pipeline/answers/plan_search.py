@@ -16,10 +16,9 @@ import numpy as np
 
 from pipeline.answers.engine import Engine, in_order
 from pipeline.answers.plan_results import Choice, Limits, Objective
-from pipeline.answers.step_errors import Ints
 from pipeline.answers.ties import Tie, tie_of
+from pipeline.arrays import Array, Flags, Ints
 from pipeline.errors import InputError, SteptimeError
-from pipeline.families.dims import Array, Flags
 from pipeline.prediction import Prediction
 from pipeline.prices import hourly_prices, price_notes, prices_of
 from pipeline.question.question import Question

@@ -26,6 +26,7 @@ from pipeline.answers.step_prediction import (
     device_time,
     memory_fields,
 )
+from pipeline.arrays import Array
 from pipeline.graph.device_calls import calls_table
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory
 from pipeline.hardware.rank_layout import Groups
@@ -46,8 +47,6 @@ from pipeline.simulate.schedule import (
     passes_of,
     simulate_schedule,
 )
-
-Floats = npt.NDArray[np.float64]
 
 BETWEEN_STAGES, TIED_WEIGHTS, NORM, GRADIENTS = (
     "between stages", "tied weights", "norm of gradients", "gradients",
@@ -128,7 +127,7 @@ class Piece:
         return passes_of(self.program, inside[self.program.item] if self.is_layer else None)
 
     @cached_property
-    def central_us(self) -> Floats:
+    def central_us(self) -> Array:
         """Predicted time of each device call, shape (calls,)."""
         return self.predicted["kernel_us"].to_numpy(float)[self.step.which]
 
@@ -201,7 +200,7 @@ class ScheduledStep:
         host = self.pieces[0].program.host_evidence
         return StepErrors.of(ErrorSources.of(calls), times, host, self.question.host.log_sd)
 
-    def drawn(self) -> tuple[Floats, Floats]:
+    def drawn(self) -> tuple[Array, Array]:
         """Times of all distinct calls in each draw, shape (calls, draws), and factors on host times, shape (draws,)."""
         settings = self.question.predict
         how_often = [
@@ -215,11 +214,11 @@ class ScheduledStep:
         host = host_factors(self.errors.host, program, settings.draws, settings.seed)
         return self.errors.times(normals), host
 
-    def of_pieces(self, times: Floats) -> list[Floats]:
+    def of_pieces(self, times: Array) -> list[Array]:
         """Times of all distinct calls by piece; the last are those of what ranks exchange."""
         return np.split(times, np.cumsum([len(piece.step.calls) for piece in self.pieces]))
 
-    def simulated(self, times: Floats, host: Floats) -> Schedule:
+    def simulated(self, times: Array, host: Array) -> Schedule:
         """The step with given times of all distinct calls, shape (calls, draws), and factors on host times, shape (draws,)."""
         *own, exchanged = self.of_pieces(times)
         passes = [
@@ -309,16 +308,16 @@ class ScheduledDraws:
         """Device calls of a micro-batch in the first piece."""
         return self.step.pieces[0].step.all_calls
 
-    def step_us(self) -> Floats:
+    def step_us(self) -> Array:
         """The step time of each draw, µs, shape (draws,)."""
         question = self.step.question
         drawn = self.step.simulated(*self.step.drawn()).step_us
         return drawn[draw_order(question.gpu.name, question.predict.draws)]
 
-    def parts(self) -> dict[str, Floats]:
+    def parts(self) -> dict[str, Array]:
         """The parts of the step in each draw, µs, shape (draws,), as of `parts_of_step`."""
         step, (times, host) = self.step, self.step.drawn()
-        own, families = step.of_pieces(times), dict[str, Floats]()
+        own, families = step.of_pieces(times), dict[str, Array]()
         for number, held in step.busiest.items():
             calls = step.pieces[number].step
             launches = np.bincount(calls.which, step.launches[number], len(calls.calls))
@@ -326,7 +325,7 @@ class ScheduledDraws:
             for family, rows in calls.calls.groupby("family").indices.items():
                 families[str(family)] = families.get(str(family), 0.0) + us[rows].sum(axis=0)
         active, _, exposed = step.activity
-        total: Floats = np.sum(list(families.values()), axis=0)
+        total: Array = np.sum(list(families.values()), axis=0)
         growth = total / max(total.mean(), 1e-9)
         step_us = step.simulated(times, host).step_us
         found = parts_of_step(families, step_us, active * growth, exposed * growth)

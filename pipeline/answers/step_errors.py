@@ -26,14 +26,11 @@ from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from pipeline.families.dims import Array
+from pipeline.arrays import Array, Ints
 from pipeline.schemas import DIMS
 from pipeline.simulate.program import Program
-
-Ints = npt.NDArray[np.int64]
 
 HOST_SIGMA = {"measured": 0.05, "shared": 0.15, "transferred": 0.30}
 """Standard deviation of log host time by evidence. Overheads shared between workloads of calibrated hosts were within

@@ -16,17 +16,15 @@ import pandas as pd
 
 from pipeline.answers.arithmetic import model_flops
 from pipeline.answers.drawn_step import DrawnStep
-from pipeline.answers.gap_models import Texts
 from pipeline.answers.kernel_predictor import (
     TIMES,
-    Ints,
     KernelPredictor,
     distinct_calls,
     substitute_spread,
 )
 from pipeline.answers.step_errors import ErrorSources, StepErrors, interval
 from pipeline.answers.who_answers import host_name
-from pipeline.families.dims import Array, Flags
+from pipeline.arrays import Array, Flags, Ints, Texts
 from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
@@ -128,7 +126,7 @@ class StepParts:
     parameters: Mapping[str, int]
     model_flops: Mapping[str, float]
     computed: Mapping[str, str]
-    item_modules: npt.NDArray[np.object_]
+    item_modules: Texts
 
     @classmethod
     def of(cls, graph: Graph, calls: pd.DataFrame) -> StepParts:

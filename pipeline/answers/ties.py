@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.answers.step_errors import NORMAL_P90
-from pipeline.families.dims import Array
+from pipeline.arrays import Array
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.readable import listed

@@ -19,7 +19,7 @@ from pipeline.answers.advice import Advice, Refused, take_best_first
 from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.step_changes import SAME
 from pipeline.answers.step_errors import HOST_SIGMA, StepErrors, interval
-from pipeline.families.dims import Array, Flags
+from pipeline.arrays import Array, Flags
 from pipeline.prediction import Prediction
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Kind, Program

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags
 from pipeline.families import FAMILIES
 from pipeline.families.chip import Chip
-from pipeline.families.dims import Array, Dims, Flags
+from pipeline.families.dims import Dims
 from pipeline.hardware.find_gpu import load_gpu, same_chip, same_chip_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel

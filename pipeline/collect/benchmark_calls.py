@@ -81,14 +81,12 @@ def seeds() -> Iterator[Spec]:
     plain = [*_matrix(), *_lookups(), *_rows(), *_movement(), *_composite()]
     yield from plain
     for spec in plain:
-        for dtype in ("tf32",) * (spec.family in TF32_FAMILIES) + ("bf16",) * (
-            spec.family in BF16_FAMILIES
-        ):
-            bytes_of = {
-                name: spec.dims[name] for name in ("inputs", "outputs") if name in spec.dims
-            }
-            scaled = {name: size * FLOAT_BYTES[dtype] // 4 for name, size in bytes_of.items()}
-            yield replace(spec, dtype=dtype, dims={**spec.dims, **scaled})
+        for dtype, families in (("tf32", TF32_FAMILIES), ("bf16", BF16_FAMILIES)):
+            dims = dict(spec.dims)
+            for name in dims.keys() & {"inputs", "outputs"}:
+                dims[name] = dims[name] * FLOAT_BYTES[dtype] // 4
+            if spec.family in families:
+                yield replace(spec, dtype=dtype, dims=dims)
 
 
 def _matrix() -> Iterator[Spec]:
@@ -236,13 +234,10 @@ def vary(spec: Spec, rng: random.Random) -> Spec:
         name for name in SIZES.get(spec.family, ()) if spec.dims.get(name, 0) >= DIMS_WITHOUT_CHOICE
     ]
     if not names and "bytes" in spec.dims:
-        stale = (
-            () if SIZES.get(spec.family) else ("B", "H")
-        )  # bytes alone are the size of such calls
-        sized = replace(
-            spec, dims={name: size for name, size in spec.dims.items() if name not in stale}
-        )
-        return _follow(sized, {}, _factor(rng, MAX_FACTOR))
+        # bytes alone are the size of calls without other dims that vary
+        stale = () if SIZES.get(spec.family) else ("B", "H")
+        dims = {name: size for name, size in spec.dims.items() if name not in stale}
+        return _follow(replace(spec, dims=dims), {}, _factor(rng, MAX_FACTOR))
     budget = MAX_WORK_FACTOR
     chosen: dict[str, int] = {}
     for name in rng.sample(names, len(names)):

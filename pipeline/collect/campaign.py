@@ -45,7 +45,7 @@ PARTS = ("peaks", "steps", "kernels")
 """Parts of a campaign, in the order of a run."""
 TIME_SHARES = {"times": 0.25, "peaks": 0.37, "steps": 0.65, "kernels": 1.0}
 """Share of the time limit by which each part must stop. The shares are cumulative: unused time goes to the later parts.
-`times` is the unprofiled timing of the steps on CUDA, which runs before anything is profiled."""
+`times` is the unprofiled timing of the steps, which runs before anything is profiled."""
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -198,19 +198,17 @@ def _measure(
     from pipeline.collect.peaks import PLAIN_UNIT, run_peaks
     from pipeline.collect.profiling import preflight
 
-    device = campaign.device
-    several = len(args.parts) > 1
+    device, several = campaign.device, len(args.parts) > 1
     run["preflight"] = _check_result(lambda: steadiness(device))
     for warning in run["preflight"]["warnings"]:
         report(f"warning: {warning}")
-    if device.type == "cuda":  # what must run before the first profile
-        campaign.part_deadline = begin + 60 * args.minutes * (
-            TIME_SHARES["times"] if several else 0.5
-        )
-        if "peaks" in args.parts:
-            run_peaks(campaign, (PLAIN_UNIT,))
-        if "steps" in args.parts:
-            run_times(campaign)
+    # what must run before the first profile
+    share = TIME_SHARES["times"] if several else 0.5
+    campaign.part_deadline = begin + 60 * args.minutes * share
+    if "peaks" in args.parts:
+        run_peaks(campaign, (PLAIN_UNIT,))
+    if "steps" in args.parts:
+        run_times(campaign)
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
         run["preflight"] |= _check_result(lambda: preflight(device, Path(scratch)))
     for part in args.parts:

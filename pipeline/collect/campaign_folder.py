@@ -73,17 +73,16 @@ class CampaignFolder:
 
     def add_samples(self, rows: pd.DataFrame) -> None:
         """Append microbenchmark rows and write the table."""
-        self.samples = self._written(joined_tables([self.samples, rows]), SAMPLES)
+        self.samples = self._written([self.samples, rows], SAMPLES)
 
     def add_step_times(self, row: Mapping[str, Any]) -> None:
         """Append one step-times row and write the table."""
-        self.step_times = self._written(
-            joined_tables([self.step_times, pd.DataFrame([dict(row)])]), STEP_TIMES
-        )
+        rows = pd.DataFrame([dict(row)])
+        self.step_times = self._written([self.step_times, rows], STEP_TIMES)
 
     def add_peaks(self, rows: pd.DataFrame) -> None:
         """Append peaks and write the table."""
-        self.peaks = self._written(joined_tables([self.peaks, rows]), PEAKS)
+        self.peaks = self._written([self.peaks, rows], PEAKS)
 
     def step_facts(self, unit: str) -> dict[str, Any] | None:
         """The facts in the `config` column of a unit's step-times row; None if the unit has no row."""
@@ -94,21 +93,17 @@ class CampaignFolder:
         """Add facts to the `config` column of a unit's step-times row, and write the table."""
         steps = [{**step, **facts} if step.get("unit") == unit else step for step in self._steps()]
         texts = [json.dumps(step, default=str, sort_keys=True) for step in steps]
-        self.step_times = self._written(self.step_times.assign(config=texts), STEP_TIMES)
+        self.step_times = self._written([self.step_times.assign(config=texts)], STEP_TIMES)
 
     def _steps(self) -> list[dict[str, Any]]:
         return (
             [json.loads(text) for text in self.step_times["config"]] if len(self.step_times) else []
         )
 
-    def _written(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
-        """The table after it was written. Callers set it only then: rows that do not fit must not block later rows."""
-        write_table(
-            table,
-            self.path / name,
-            Path(name).stem,
-            {"device": self.manifest["device"]},
-        )
+    def _written(self, parts: list[pd.DataFrame], name: str) -> pd.DataFrame:
+        """The joined table after it was written. Callers set it only then: rows that do not fit must not block later rows."""
+        table, origin = joined_tables(parts), {"device": self.manifest["device"]}
+        write_table(table, self.path / name, Path(name).stem, origin)
         return table
 
     def archive(self, step: str, files: Mapping[str, bytes]) -> str:

@@ -92,13 +92,9 @@ def measure_round(
 def cache_state(number: int) -> Cache:
     """The state of the cache in a round; reproducible, and equal for an exact round and the sampled one after it."""
     draw = random.Random(number // 2).random()
-    return (
-        Cache.COLD
-        if draw < COLD_SHARE
-        else Cache.WARM
-        if draw < COLD_SHARE + WARM_SHARE
-        else Cache.STEP
-    )
+    if draw < COLD_SHARE:
+        return Cache.COLD
+    return Cache.WARM if draw < COLD_SHARE + WARM_SHARE else Cache.STEP
 
 
 def shrink_for_trial(spec: Spec) -> Spec:

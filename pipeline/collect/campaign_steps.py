@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import tempfile
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from pipeline.collect.campaign_folder import times_unit
 from pipeline.collect.campaign_grid import StepPlan, plans
 from pipeline.collect.device import free_bytes, reporting_unsupported, set_tf32, still_computes
 from pipeline.collect.device_facts import gpu_state
-from pipeline.collect.measured_steps import StepTimes, time_steps, warm_up
+from pipeline.collect.measured_steps import time_steps, warm_up
 from pipeline.collect.profiling import Profile, Step, execution_trace, profile_steps
 from pipeline.collect.unit_runner import Campaign, Outcome
 from pipeline.errors import SteptimeError
@@ -23,7 +22,7 @@ from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.workloads import make_step
 
 STEP_SECONDS = 1.2
-"""Seconds of unprofiled steps before a step's profile, and the same again after it."""
+"""Half of the seconds of unprofiled steps."""
 COMPRESSION = 6
 """Gzip level of the traces; the highest level takes four times as long and saves only a tenth of the size."""
 MIN_ITERATIONS = 2
@@ -55,12 +54,11 @@ def run_times(campaign: Campaign) -> None:
 
 
 def run_steps(campaign: Campaign) -> None:
-    """Profile every planned step that fits the time; on a CPU, time it too. On CUDA only `run_times` times steps."""
+    """Profile every planned step that fits the time and that `run_times` timed."""
     for plan in plans(campaign.tiny):
-        timed = campaign.folder.step_facts(plan.unit) is not None
-        if campaign.device.type == "cuda" and not timed:
+        if campaign.folder.step_facts(plan.unit) is None:
             continue  # the next run of the campaign times it, in a process that has not run a profiler
-        seconds = plan.seconds * (1 - TIMES_SHARE if timed else 1)
+        seconds = (1 - TIMES_SHARE) * plan.seconds
         ran = campaign.run(plan.unit, seconds, partial(measure_step, campaign, plan))
         if ran and campaign.folder.units[plan.unit]["status"] == "done":
             campaign.folder.units.pop(times_unit(plan.unit), None)
@@ -76,57 +74,46 @@ def time_step(campaign: Campaign, plan: StepPlan) -> Outcome:
         UnsupportedByDeviceError: the device cannot run an operator of the step in its dtype.
         RuntimeError: the step fails, for example because memory runs out.
     """
-    seconds = 0.02 if campaign.tiny else STEP_SECONDS
-    step, facts, step_seconds = _warmed_up(campaign, plan, 4 * seconds)
+    step, facts, step_seconds, seconds = _warmed_up(campaign, plan)
     times = time_steps(step.run, campaign.device, 2 * seconds, step_seconds)
-    _add_row(
-        campaign, plan, times, {**facts, "state": gpu_state()}
-    )  # now, to get the clocks during the steps
+    if campaign.device.type == "cuda":
+        facts["state"] = gpu_state()  # now, to get the clocks during the steps
+    identity = {
+        "gpu": campaign.gpu,
+        "model": plan.model,
+        "variant": plan.variant,
+        "batch_size": plan.batch_size,
+        "source": campaign.identity,
+    }
+    campaign.folder.add_step_times({**times.row(facts, campaign.device), **identity})
     return {"note": f"{times.median_us:.0f} us"}
 
 
 def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
-    """Profile one step, and time it if it was not timed before; write its row and traces to the folder.
+    """Profile one step that was timed before; add to its row, and write its traces to the folder.
 
     Raises:
         InputError: the workload needs a package that is not installed.
         UnsupportedByDeviceError: the device cannot run an operator of the step in its dtype.
         RuntimeError: the step fails, for example because memory runs out.
     """
-    device = campaign.device
-    folder = campaign.folder
-    timed = folder.step_facts(plan.unit) is not None
-    seconds = 0.02 if campaign.tiny else STEP_SECONDS
-    step, facts, step_seconds = _warmed_up(campaign, plan, 4 * seconds)
-    times = StepTimes()
-    if not timed:
-        times.add(time_steps(step.run, device, seconds, step_seconds))
+    step, *_ = _warmed_up(campaign, plan)
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-        members, traced = _traces(step.run, device, plan, Path(scratch))
-    step_name = plan.unit.removeprefix("steps/")
-    traced["trace"] = folder.archive(step_name, members) if members else None
-    if timed:
-        folder.add_step_facts(plan.unit, traced)
-    else:
-        times.add(time_steps(step.run, device, seconds, step_seconds))
-        _add_row(campaign, plan, times, facts | traced)
-    profiled = (
-        "{profiled_step_us:.0f} us, kernels {profiled_kernel_us:.0f} us".format(**traced)
-        if members
-        else ""
-    )
-    unprofiled = "" if timed else f"{times.median_us:.0f} us, "
-    return {
-        "trace": traced["trace"],
-        "note": f"{unprofiled}profiled {profiled or traced['note']}",
-    }
+        members, facts = _traces(step.run, campaign.device, plan, Path(scratch))
+    name = plan.unit.removeprefix("steps/")
+    facts["trace"] = campaign.folder.archive(name, members) if members else None
+    campaign.folder.add_step_facts(plan.unit, facts)
+    note = facts["note"]
+    if members:
+        note = "{profiled_step_us:.0f} us, kernels {profiled_kernel_us:.0f} us".format(**facts)
+    return {"trace": facts["trace"], "note": f"profiled {note}"}
 
 
-def _warmed_up(
-    campaign: Campaign, plan: StepPlan, limit_s: float
-) -> tuple[Any, dict[str, Any], float]:
-    """The warmed-up step of a plan in its precision, facts about it, and the seconds of its last run."""
-    device = campaign.device
+def _warmed_up(campaign: Campaign, plan: StepPlan) -> tuple[Any, dict[str, Any], float, float]:
+    """The warmed-up step of a plan in its precision, facts about it, the seconds of its last run, and
+    half of the seconds to time it.
+    """
+    device, seconds = campaign.device, 0.02 if campaign.tiny else STEP_SECONDS
     torch.manual_seed(0)
     config, capped = cap_tables(plan.config(), device)
     set_tf32(str(config.get("dtype", "default")))
@@ -136,21 +123,9 @@ def _warmed_up(
         plan.unit.removeprefix("steps/"), str(config.get("dtype", "fp32")), device
     ):
         step = make_step(config, plan.batch_size, device.type)
-        step_seconds = warm_up(step.run, device, limit_s=limit_s)
-    return step, {"unit": plan.unit, "config": config, "rows_capped": capped}, step_seconds
-
-
-def _add_row(
-    campaign: Campaign, plan: StepPlan, times: StepTimes, facts: Mapping[str, Any]
-) -> None:
-    row = times.row(facts, campaign.device)
-    identity = {
-        "gpu": campaign.gpu,
-        "model": plan.model,
-        "variant": plan.variant,
-        "batch_size": plan.batch_size,
-    }
-    campaign.folder.add_step_times({**row, **identity, "source": campaign.identity})
+        step_seconds = warm_up(step.run, device, 4 * seconds)
+    facts = {"unit": plan.unit, "config": config, "rows_capped": capped}
+    return step, facts, step_seconds, seconds
 
 
 def _traces(

@@ -53,6 +53,9 @@ MIN_STEPS, MAX_STEPS = 4, 400
 """Smallest and largest number of unprofiled steps per round."""
 MAX_QUEUED = 30
 """Largest number of steps in the queue before the host waits; the launch queue and pinned batches are limited."""
+MIN_WARM_UP, MAX_WARM_UP = 3, 20
+"""Smallest and largest number of steps that warm up."""
+
 CLOCK_WARM_UP_S = 0.2
 """Seconds of work in which a GPU raises its clocks from idle, before anything is timed."""
 
@@ -113,21 +116,19 @@ class StepTimes:
         }
 
 
-def warm_up(
-    step: Step, device: torch.device, min_steps: int = 3, max_steps: int = 20, limit_s: float = 20.0
-) -> float:
+def warm_up(step: Step, device: torch.device, limit_s: float = 20.0) -> float:
     """Run steps until two in a row agree within 5 % and a GPU's clocks are up; returns the last step's seconds."""
     seconds: list[float] = []
     begin = time.perf_counter()
     awake_s = CLOCK_WARM_UP_S if device.type == "cuda" else 0.0
-    while len(seconds) < max_steps or time.perf_counter() - begin < awake_s:
+    while len(seconds) < MAX_WARM_UP or time.perf_counter() - begin < awake_s:
         start = time.perf_counter()
         step(len(seconds))
         synchronise(device)
         seconds.append(time.perf_counter() - start)
         agree = len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) < 0.05
         spent = time.perf_counter() - begin
-        if len(seconds) >= min_steps and ((agree and spent > awake_s) or spent > limit_s):
+        if len(seconds) >= MIN_WARM_UP and ((agree and spent > awake_s) or spent > limit_s):
             break
     return seconds[-1]
 

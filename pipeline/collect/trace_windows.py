@@ -96,12 +96,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Windows by label; counts of device events: all, without a known launch, and outside windows."""
+    """Windows by label, and the number of device events of the trace."""
 
     windows: dict[str, Window]
     device_events: int
-    without_launch: int
-    outside: int
 
 
 def load_events(path: Path) -> list[dict[str, Any]]:
@@ -156,21 +154,17 @@ def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
         if event.get("cat") in API_CATEGORIES and _correlation(event) is not None
     }
     work = [event for event in events if event.get("cat") in DEVICE_CATEGORIES]
-    without_launch = outside = 0
     for event in work:
         launch = launch_times.get(_correlation(event))
-        without_launch += launch is None
         window = window_at(float(event["ts"]) if launch is None else launch)
-        if window is None or (launch is not None and launch > window.end):
-            outside += 1
-        else:
+        if window is not None and (launch is None or launch <= window.end):
             window.kernels.append(event)
     for launch in _launches_without_kernel(events):
         if (window := window_at(launch)) is not None and launch <= window.end:
             window.lost += 1
     for window in order:
         window.kernels.sort(key=lambda event: float(event["ts"]))
-    return Attribution(windows, len(work), without_launch, outside)
+    return Attribution(windows, len(work))
 
 
 def _correlation(event: dict[str, Any]) -> Any:

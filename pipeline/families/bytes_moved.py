@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pipeline.families.dims import Array, Dims, Work
+from pipeline.arrays import Array
+from pipeline.families.dims import Dims, Work
 from pipeline.families.family import IO, Calls, Family, Law, by_element_us
 from pipeline.families.row_wise import strided_us
 
@@ -91,7 +92,7 @@ def bus_factor(d: Dims) -> tuple[Array, Array]:
     for all others.
     """
     ranks = np.maximum(d("ranks", 1.0), 1.0)
-    op = pd.Series(d.text("op")).str.lower()
+    op = pd.Series(d.op).str.lower()
     share = (ranks - 1.0) / ranks
     factor = np.where(op.str.contains("all_reduce|allreduce"), 2.0 * share, share)
     return ranks, np.where(op.isin(["broadcast", "reduce", "send_recv"]), 1.0, factor)

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeline.families.dims import Array, Dims, values_of
+from pipeline.arrays import Array, Texts
+from pipeline.families.dims import Dims, values_of
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 
@@ -163,9 +163,9 @@ class Chip:
 
     def peak_flop_per_us(self, d: Dims) -> Array:
         """Attainable throughput for the dtype of each call, FLOP per microsecond."""
-        return self.flop_per_us(d.text("dtype", "fp32"))
+        return self.flop_per_us(d.dtype)
 
-    def flop_per_us(self, dtype: npt.NDArray[np.object_]) -> Array:
+    def flop_per_us(self, dtype: Texts) -> Array:
         """Attainable throughput of each dtype, FLOP per microsecond, shape (rows,)."""
         peaks = {of: 1e3 * self.gpu.peak_gflop_per_s(of) for of in DTYPES}
         return values_of(dtype, peaks, peaks["fp32"])

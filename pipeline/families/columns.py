@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.families.dims import Array
+from pipeline.arrays import Array
 
 MIN_LOG_ARGUMENT = 1e-9
 
@@ -20,7 +20,7 @@ class Columns:
     def add(self, name: str, values: npt.ArrayLike) -> None:
         """Append one column."""
         self.names.append(name)
-        self.arrays.append(np.asarray(values, dtype=np.float64))
+        self.arrays.append(np.asarray(values, dtype=float))
 
     def log(self, name: str, values: Array) -> None:
         """Append log2 of a positive quantity."""
@@ -42,8 +42,8 @@ class Columns:
 def alignment(values: Array, largest: int = 5) -> Array:
     """log2 of the largest power of two, up to 2^largest, that divides each value."""
     whole = np.maximum(values, 1.0).astype(np.int64)
-    lowest_bit = (whole & -whole).astype(np.float64)
-    return np.minimum(np.log2(lowest_bit), largest)
+    lowest_bit = (whole & -whole).astype(float)
+    return np.asarray(np.minimum(np.log2(lowest_bit), largest))
 
 
 def wave_columns(columns: Columns, label: str, blocks: Array, useful: Array, sms: int) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from pipeline.arrays import Array
 from pipeline.families.columns import Columns, alignment, wave_columns
 from pipeline.families.conv_shape import ConvShape, conv_work, implicit_product
 from pipeline.families.convolutions import (
@@ -16,7 +17,7 @@ from pipeline.families.convolutions import (
     volumes,
     winograd,
 )
-from pipeline.families.dims import Array, Dims
+from pipeline.families.dims import Dims
 from pipeline.families.family import Calls, Family, Law, product_us
 from pipeline.families.tensor_cores import on_tensor_cores, tensor_us
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.families.dims import Array, Dims, Work
+from pipeline.arrays import Array
+from pipeline.families.dims import Dims, Work
 
 
 def output_size(

@@ -30,9 +30,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.arrays import Array, Flags
 from pipeline.families.chip import BandwidthCurve
 from pipeline.families.conv_shape import ConvShape, implicit_product
-from pipeline.families.dims import Array, Dims, Flags
+from pipeline.families.dims import Dims
 from pipeline.families.tensor_cores import evenly_grouped, on_tensor_cores
 from pipeline.hardware.spec import GpuSpec
 
@@ -183,7 +184,7 @@ def cudnn_depthwise(d: Dims, capability: float) -> Flags:
     square = (kernel == wide) & np.isin(kernel, (1.0, 3.0, 5.0)) & (width >= MIN_DEPTHWISE_WIDTH)
     line = (height == 1.0) & (across == 1.0)
     fits = line | (square & ((across == 1.0) | ((across == 2.0) & halved)))
-    half = (d.text("dtype", "fp32") == "fp16") & (capability >= 7.0) & ~volumes(d)
+    half = (d.dtype == "fp16") & (capability >= 7.0) & ~volumes(d)
     plain = (d("dilation", 1.0) == 1.0) & ((stride == across) | (height == 1.0))
     return np.asarray(
         d.channels_last() | (half & plain & fits & (channels >= MIN_DEPTHWISE_CHANNELS))
@@ -248,7 +249,7 @@ def _native_us(name: str, d: Dims, gpu: GpuSpec) -> Array:
     if name == "conv2d_backward_data":
         threads = shape.batch * shape.groups * shape.height * shape.width
         taps = taps * shape.out_channels / shape.groups
-    return np.asarray(
+    return (
         threads * (THREAD_INSTRUCTIONS + TAP_INSTRUCTIONS[name] * taps) / _instructions_per_us(gpu)
     )
 

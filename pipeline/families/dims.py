@@ -11,11 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-Array = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+from pipeline.arrays import Array, Flags, Texts
 
 ELEMENT_BYTES = {
     "fp64": 8, "int64": 8, "fp32": 4, "tf32": 4, "int32": 4, "fp16": 2, "bf16": 2, "int16": 2,
@@ -27,24 +25,22 @@ SECTOR_BYTES = 32.0
 """Bytes of a sector, the smallest unit that DRAM and L2 move (Lin et al., section on embedding lookup)."""
 
 
-def values_of(keys: npt.NDArray[np.object_], values: Mapping[str, float], default: float) -> Array:
+def values_of(keys: Texts, values: Mapping[str, float], default: float) -> Array:
     """The value of each key, or `default`, shape (rows,). Each distinct key is looked up only once."""
     if _one_text(keys):
-        return np.full(len(keys), values.get(keys[0], default), dtype=np.float64)
+        return np.full(len(keys), values.get(keys[0], default), dtype=float)
     codes, distinct = pd.factorize(keys)
-    return np.array([*(values.get(key, default) for key in distinct), default], dtype=np.float64)[
-        codes
-    ]
+    return np.array([*(values.get(key, default) for key in distinct), default], dtype=float)[codes]
 
 
-def is_one_of(keys: npt.NDArray[np.object_], wanted: Collection[str]) -> npt.NDArray[np.bool_]:
+def is_one_of(keys: Texts, wanted: Collection[str]) -> Flags:
     """Whether each key is in `wanted`, shape (rows,)."""
     if _one_text(keys):
         return np.full(len(keys), keys[0] in wanted)
     return values_of(keys, dict.fromkeys(wanted, 1.0), 0.0) > 0
 
 
-def _one_text(keys: npt.NDArray[np.object_]) -> bool:
+def _one_text(keys: Texts) -> bool:
     """Whether the keys are a column of one text, from `Dims.text`."""
     return keys.strides == (0,) and len(keys) > 0
 
@@ -63,17 +59,17 @@ class Dims:
     def __call__(self, name: str, default: float | Array = np.nan) -> Array:
         """Column `name` as float64 of length `rows`; `default` where it is missing or null."""
         if name not in self.table.columns:
-            return np.broadcast_to(np.asarray(default, dtype=np.float64), (self.rows,)).copy()
+            return np.broadcast_to(np.asarray(default, dtype=float), (self.rows,)).copy()
         column = self.table[name]
         if column.dtype != np.float64:
             if not pd.api.types.is_numeric_dtype(column):
                 column = pd.to_numeric(column, errors="coerce")
-            column = column.astype(np.float64)
+            column = column.astype(float)
         values = column.to_numpy()
         missing = np.isnan(values)
         return np.where(missing, default, values) if missing.any() else values.copy()
 
-    def text(self, name: str, default: str = "") -> npt.NDArray[np.object_]:
+    def text(self, name: str, default: str = "") -> Texts:
         """Column `name` as text; `default` where it is missing or null.
 
         The text of a column with a single one is stored once, in an array that cannot be changed.
@@ -93,25 +89,35 @@ class Dims:
             else values.copy()
         )
 
+    @property
+    def dtype(self) -> Texts:
+        """The dtype of each call, fp32 where it is missing, shape (rows,)."""
+        return self.text("dtype", "fp32")
+
+    @property
+    def op(self) -> Texts:
+        """The op of each call, shape (rows,)."""
+        return self.text("op")
+
     def element_bytes(self, default: str = "fp32") -> Array:
         """Bytes of one element, from the `dtype` column; those of `default` where it is missing, and 4 of an unknown one."""
         return values_of(self.text("dtype", default), ELEMENT_BYTES, 4.0)
 
     def dtype_in(self, names: Collection[str]) -> Flags:
         """Whether the dtype of each call is one of `names`, shape (rows,)."""
-        return is_one_of(self.text("dtype", "fp32"), names)
+        return is_one_of(self.dtype, names)
 
-    def backward(self) -> npt.NDArray[np.bool_]:
+    def backward(self) -> Flags:
         """Whether each call belongs to the backward pass, shape (rows,)."""
         return np.asarray(self.text("phase", "forward") == "backward", dtype=bool)
 
-    def flag(self, name: str) -> npt.NDArray[np.bool_]:
+    def flag(self, name: str) -> Flags:
         """Whether `name` is true in `attributes` (JSON), shape (rows,)."""
         codes, texts = pd.factorize(self.text("attributes"))
         flags = [f'"{name}":true' in str(text).replace(" ", "") for text in texts]
         return np.array(flags, dtype=bool)[codes]
 
-    def channels_last(self) -> npt.NDArray[np.bool_]:
+    def channels_last(self) -> Flags:
         """Whether images have the channels innermost (`layout` in `attributes`), shape (rows,)."""
         return (
             pd.Series(self.text("attributes"))
@@ -119,9 +125,9 @@ class Dims:
             .to_numpy(dtype=bool)
         )
 
-    def op_in(self, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+    def op_in(self, names: tuple[str, ...]) -> Flags:
         """Whether the op of each call is one of `names`, shape (rows,)."""
-        return is_one_of(self.text("op"), names)
+        return is_one_of(self.op, names)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.families.dims import Array, Dims, Work, sectors
+from pipeline.arrays import Array
+from pipeline.families.dims import Dims, Work, sectors
 from pipeline.hardware.spec import GpuSpec
 
 RESIDENT_WARPS_PER_SM = 45.0
@@ -90,7 +91,7 @@ class Lookup:
 @lru_cache(maxsize=256)
 def _zipf_bins(rows: int, alpha: float) -> tuple[Array, Array, Array]:
     """Bins of ranks: (first rank, ranks per bin, probability of one rank in the bin); probabilities sum to 1."""
-    head = np.arange(1, min(rows, HARMONIC_TERMS) + 1, dtype=np.float64)
+    head = np.arange(1, min(rows, HARMONIC_TERMS) + 1, dtype=float)
     edges = (
         np.unique(np.floor(np.geomspace(HARMONIC_TERMS + 1, rows + 1, 400)))
         if rows > HARMONIC_TERMS

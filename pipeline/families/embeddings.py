@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.families.dims import Array, Dims, Work
+from pipeline.arrays import Array
+from pipeline.families.dims import Dims, Work
 from pipeline.families.embedding_lookups import (
     distinct_weight_bytes,
     embedding_backward,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Array, Flags, Texts
 from pipeline.families.chip import SMALLEST_KERNEL_US, Chip
 from pipeline.families.columns import Columns, alignment, wave_columns
-from pipeline.families.dims import Array, Dims, Flags, Work
+from pipeline.families.dims import Dims, Work
 from pipeline.hardware.spec import GpuSpec
 from pipeline.palette import OTHER
 
@@ -42,9 +42,9 @@ class Calls:
     start: float
 
     @property
-    def dtype(self) -> npt.NDArray[np.object_]:
+    def dtype(self) -> Texts:
         """Dtype of each call."""
-        return self.d.text("dtype", "fp32")
+        return self.d.dtype
 
     @property
     def moving_us(self) -> Array:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.arrays import Array, Flags
 from pipeline.families.columns import Columns, alignment, wave_columns
-from pipeline.families.dims import Array, Dims, Flags, Work
+from pipeline.families.dims import Dims, Work
 from pipeline.families.family import Calls, Family, Law, Product, product_us
 from pipeline.families.tensor_cores import MIN_REDUCTION
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pipeline.families.dims import Array, Dims, Work
+from pipeline.arrays import Array
+from pipeline.families.dims import Dims, Work
 from pipeline.families.family import IO, Calls, Family, Law, movement_us
 
 BATCH_NORM_SHARE = 0.86
@@ -55,7 +56,7 @@ def batch_norm_us(c: Calls) -> Array:
 
 def pooling_us(c: Calls) -> Array:
     """Time of pooling, which NCHW images may limit by pixels."""
-    d, op = c.d, pd.Series(c.d.text("op"))
+    d, op = c.d, pd.Series(c.d.op)
     greatest, average = (op.str.startswith(start).to_numpy(bool) for start in ("max", "av"))
     pixels, taps = np.nan_to_num(images(d)), d("kernel_size", 2.0) ** 2
     windows = taps / d("stride", 2.0) ** 2

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.families.dims import Array, Dims, sectors
+from pipeline.arrays import Array
+from pipeline.families.dims import Dims, sectors
 from pipeline.families.embedding_lookups import (
     CACHEABLE_SHARE,
     RESIDENT_WARPS_PER_SM,

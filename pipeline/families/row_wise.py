@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from pipeline.arrays import Array, Flags
 from pipeline.families.chip import Chip
-from pipeline.families.dims import Array, Dims, Flags, Work
+from pipeline.families.dims import Dims, Work
 from pipeline.families.family import (
     IO,
     MAX_WARP_ROW,
@@ -104,7 +105,7 @@ def layer_norm_us(c: Calls) -> Array:
     """Time of layer norm. A block has one row. The gradient is two kernels; that of the weights adds 128 rows in a memory latency
     (measured on an H100).
     """
-    rows, uneven, op = c.d("B", 1.0), np.mod(c.d("H"), 4.0) > 0.0, pd.Series(c.d.text("op"))
+    rows, uneven, op = c.d("B", 1.0), np.mod(c.d("H"), 4.0) > 0.0, pd.Series(c.d.op)
     weights, inputs = (op.str.contains(part).to_numpy(bool) for part in ("weight", "input"))
     again = uneven * (c.start + c.moving_us / 2.0)
     forward = rows * np.where(uneven, *NORM_ROW_CLOCKS[::-1]) / c.chip.clocks_per_us() + again
@@ -117,7 +118,7 @@ def layer_norm_us(c: Calls) -> Array:
 
 def reduction_us(c: Calls) -> Array:
     """Time of a reduction: one pass of dependent additions, no faster from L2, and longer starts to a single value or over rows."""
-    op = pd.Series(c.d.text("op"))
+    op = pd.Series(c.d.op)
     whole, rows = (op.str.endswith(end).to_numpy(bool) for end in ("_all", "_rows"))
     quick = op.str.startswith(("sum", "mean")).to_numpy(bool) & c.chip.is_recent
     one_block = c.work.read / c.d.element_bytes() < ONE_BLOCK_ELEMENTS

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.arrays import Array, Flags
 from pipeline.families.chip import Chip
-from pipeline.families.dims import Array, Dims, Flags, Work
+from pipeline.families.dims import Dims, Work
 from pipeline.families.family import Calls, Family, Law, product_us
 from pipeline.families.gemm import computed_us
 from pipeline.families.row_wise import DROPOUT_PER_CLOCK

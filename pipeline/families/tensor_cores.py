@@ -21,11 +21,11 @@ The constants were fitted to published steps of ResNet-50 on V100, A100 PCIe and
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Array, Flags, Texts
 from pipeline.families.chip import BandwidthCurve
 from pipeline.families.conv_shape import ConvShape, implicit_product
-from pipeline.families.dims import ELEMENT_BYTES, Array, Dims, Flags, values_of
+from pipeline.families.dims import ELEMENT_BYTES, Dims, values_of
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, peak_gflop_per_s, power_gflop_per_s, throttled_us
 
@@ -87,7 +87,7 @@ names end in `_g32`. From steps of ResNeXt; networks with other numbers of group
 def on_tensor_cores(d: Dims, gpu: GpuSpec) -> Flags:
     """Whether the GPU's tensor cores support the dtype of each row, shape (rows,)."""
     supported = {dtype: 1.0 for dtype in DTYPES if peak_gflop_per_s(gpu, dtype) is not None}
-    return values_of(d.text("dtype", "fp32"), supported, 0.0) > 0
+    return values_of(d.dtype, supported, 0.0) > 0
 
 
 def evenly_grouped(d: Dims) -> Flags:
@@ -109,7 +109,7 @@ def tensor_us(
         memory: bandwidth of DRAM.
         l2_gb_per_s: bandwidth of L2.
     """
-    dtype, size, shape = d.text("dtype", "fp32"), d.element_bytes(), ConvShape.of(d)
+    dtype, size, shape = d.dtype, d.element_bytes(), ConvShape.of(d)
     groups, multiple = shape.groups, values_of(dtype, CHANNEL_MULTIPLE, 4.0)
     padded = Dims(
         d.table.assign(
@@ -174,7 +174,7 @@ def _padded_elements(shape: ConvShape, multiple: Array) -> Array:
 
 def _patch_us(
     name: str,
-    dtype: npt.NDArray[np.object_],
+    dtype: Texts,
     shape: ConvShape,
     product: tuple[Array, ...],
     gpu: GpuSpec,
@@ -231,7 +231,7 @@ def _tiled_us(
     return throttled_us(full, powered), joined
 
 
-def _power_limit(dtype: npt.NDArray[np.object_], gpu: GpuSpec) -> Array:
+def _power_limit(dtype: Texts, gpu: GpuSpec) -> Array:
     """FLOP per us that the power budget sustains, shape (rows,)."""
     energy = gpu.generation.energy_ratio
     return 1e3 * power_gflop_per_s(gpu) * energy * values_of(dtype, FLOP_PER_JOULE, 1.0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pipeline.families.dims import Array, Dims, Flags
+from pipeline.arrays import Array, Flags
+from pipeline.families.dims import Dims
 from pipeline.families.family import split_over
 from pipeline.families.gemm import sizes
 from pipeline.families.tensor_cores import MIN_REDUCTION, on_tensor_cores

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pipeline.families.dims import SECTOR_BYTES, Array, Dims, Work
+from pipeline.arrays import Array
+from pipeline.families.dims import SECTOR_BYTES, Dims, Work
 from pipeline.families.family import IO, Calls, Family, Law, movement_us
 from pipeline.families.lookup_times import ROW_LATENCY_US
 
@@ -52,7 +53,7 @@ def optimizer_work(d: Dims) -> Work:
 
     SGD reads parameter and gradient, and writes the parameter. Other optimisers also read and write their state.
     """
-    op = pd.Series(d.text("op")).str.lower()
+    op = pd.Series(d.op).str.lower()
     one, two = (op.str.contains(ops).to_numpy(bool) for ops in ("adagrad|momentum|rms", "adam"))
     state, size = np.select([two, one], [2.0, 1.0], 0.0), d("bytes", d("inputs"))
     read, written = d("inputs", size * (2.0 + state)), d("outputs", size * (1.0 + state))

@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Array
 from pipeline.hardware.architecture import CPU, Architecture, architecture_row, nvidia_names
-
-Array = npt.NDArray[np.float64]
 
 TYPICAL_REGISTERS = 32.0
 """Registers per thread that are assumed where a table does not state them; element-wise PyTorch kernels take 16 to 40.
@@ -42,32 +40,24 @@ def limits_of_device(properties: Mapping[str, int]) -> Architecture:
 def resident_blocks(
     limits: Architecture,
     threads: Array,
-    registers: Array | None = None,
-    shared_bytes: Array | None = None,
+    registers: Array | float = np.nan,
+    shared_bytes: Array | float = np.nan,
 ) -> Array:
     """Blocks that one SM holds at once.
 
     Args:
         limits: limits of the SM.
         threads: threads per block, shape (rows,).
-        registers: registers per thread; NaN or None where unknown.
-        shared_bytes: static plus dynamic shared memory per block; NaN or None where unknown.
+        registers: registers per thread; NaN where unknown.
+        shared_bytes: static plus dynamic shared memory per block; NaN where unknown.
 
     Returns:
         Blocks per SM, shape (rows,). At least 1, because a block of a kernel that ran fits on an SM.
     """
-    threads = np.maximum(np.asarray(threads, dtype=np.float64), 1.0)
-    stated = (
-        np.full(threads.shape, np.nan)
-        if registers is None
-        else np.asarray(registers, dtype=np.float64)
-    )
-    per_thread = np.where(np.isnan(stated), TYPICAL_REGISTERS, np.maximum(stated, 1.0))
-    shared = (
-        np.zeros(threads.shape)
-        if shared_bytes is None
-        else np.nan_to_num(np.asarray(shared_bytes, np.float64))
-    )
+    threads = np.maximum(np.asarray(threads, dtype=float), 1.0)
+    stated = np.maximum(np.asarray(registers, dtype=float), 1.0)
+    per_thread = np.where(np.isnan(stated), TYPICAL_REGISTERS, stated)
+    shared = np.nan_to_num(np.asarray(shared_bytes, dtype=float))
     warps = np.ceil(threads / limits.warp_size)
     by_threads = np.floor(limits.max_threads_per_sm / (warps * limits.warp_size))
     by_warps = np.floor(limits.max_warps_per_sm / warps)

@@ -283,11 +283,8 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
     Raises:
         ConfigError: a figure is implausible; the message names the figure and its plausible range.
     """
-    measured = {
-        "measured_fp32_gflop_per_s": (spec.measured_fp32_gflop_per_s, spec.fp32_gflop_per_s),
-        "measured_dram_gb_per_s": (spec.measured_dram_gb_per_s, spec.dram_gb_per_s),
-    }
-    ranges: dict[str, tuple[float, float, float]] = {
+    plain, dram = spec.fp32_gflop_per_s / 1e3, spec.dram_gb_per_s
+    ranges: dict[str, tuple[float | None, float, float]] = {
         "sms": (spec.sms, 1, 512),
         "l2_mib": (spec.l2_bytes / MIB, 0.25, 512),
         "memory_gib": (spec.memory_bytes / GIB, 1, 1024),
@@ -299,26 +296,28 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
     }
     if spec.limits is not None:
         clocked = 2 * spec.sms * spec.limits.fp32_lanes_per_sm * spec.boost_clock_mhz / 1e6
-        ranges["fp32_tflop_per_s"] = (spec.fp32_gflop_per_s / 1e3, 0.85 * clocked, 1.15 * clocked)
-    # boards of one name differ in boost clock by up to about 10 %, so a measured peak may exceed the datasheet a little
+        ranges["fp32_tflop_per_s"] = (plain, 0.85 * clocked, 1.15 * clocked)
     ranges |= {
-        key: (value, 0.4 * peak, 1.15 * peak)
-        for key, (value, peak) in measured.items()
-        if value is not None
+        # boards of one name differ in boost clock by up to about 10 %, so a measured peak may exceed the datasheet a little
+        "measured_fp32_gflop_per_s": (spec.measured_fp32_gflop_per_s, 400 * plain, 1150 * plain),
+        "measured_dram_gb_per_s": (spec.measured_dram_gb_per_s, 0.4 * dram, 1.15 * dram),
+        "nvlink_bidirectional_gb_per_s": (
+            spec.nvlink_gb_per_s and 2 * spec.nvlink_gb_per_s,
+            25,
+            10_000,
+        ),
+        "measured_l2_gb_per_s": (spec.measured_l2_gb_per_s, 0.5 * dram, 20 * dram),
     }
-    plain, dram = spec.fp32_gflop_per_s / 1e3, spec.dram_gb_per_s
-    for dtype in ("fp16", "bf16", "tf32"):
-        if (rate := getattr(spec, f"{dtype}_gflop_per_s")) is not None:
-            ranges[f"{dtype}_tflop_per_s"] = (rate / 1e3, 0.5 * plain, 64 * plain)
-    for dtype, most in (("fp64", 1.15), ("fp64_tensor", 2.3)):
-        if (rate := getattr(spec, f"{dtype}_gflop_per_s")) is not None:
-            ranges[f"{dtype}_tflop_per_s"] = (rate / 1e3, plain / 128, most * plain)
-    if spec.nvlink_gb_per_s is not None:
-        ranges["nvlink_bidirectional_gb_per_s"] = (2 * spec.nvlink_gb_per_s, 25, 10_000)
-    if spec.measured_l2_gb_per_s is not None:
-        ranges["measured_l2_gb_per_s"] = (spec.measured_l2_gb_per_s, 0.5 * dram, 20 * dram)
+    over_plain = {
+        **dict.fromkeys(("fp16", "bf16", "tf32"), (0.5, 64.0)),
+        "fp64": (1 / 128, 1.15),
+        "fp64_tensor": (1 / 128, 2.3),
+    }
+    for dtype, (low, high) in over_plain.items():
+        rate = getattr(spec, f"{dtype}_gflop_per_s")
+        ranges[f"{dtype}_tflop_per_s"] = (rate and rate / 1e3, low * plain, high * plain)
     for key, (value, low, high) in ranges.items():
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             raise ConfigError(
                 f"{where}: {key} = {value:g} is implausible, expected {low:g} to {high:g}"
             )

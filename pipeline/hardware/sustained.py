@@ -11,11 +11,9 @@ others.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Array
 from pipeline.hardware.spec import GpuSpec
-
-Array = npt.NDArray[np.float64]
 
 THROTTLE_US = 800.0
 """Kernel time in µs at which a repeated kernel is half throttled.
@@ -34,10 +32,8 @@ def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
     therefore run at full clock, and long ones at the throughput that the power budget sustains. A higher clock or power
     budget never increases this time.
     """
-    full = np.asarray(flops, dtype=np.float64) / (
-        gpu.generation.fp32_share * gpu.fp32_gflop_per_s * 1e3
-    )
-    return throttled_us(full, np.asarray(flops, dtype=np.float64) / (power_gflop_per_s(gpu) * 1e3))
+    full = np.asarray(flops, dtype=float) / (gpu.generation.fp32_share * gpu.fp32_gflop_per_s * 1e3)
+    return throttled_us(full, np.asarray(flops, dtype=float) / (power_gflop_per_s(gpu) * 1e3))
 
 
 def power_gflop_per_s(gpu: GpuSpec) -> float:
@@ -55,7 +51,7 @@ def throttled_us(full: Array, powered: Array) -> Array:
     The weight of the second grows with the duration of the kernel.
     """
     weight = full / (full + THROTTLE_US)
-    return np.asarray(full * (1.0 - weight) + np.maximum(powered, full) * weight)
+    return full * (1.0 - weight) + np.maximum(powered, full) * weight
 
 
 def sustained_dram_gb_per_s(gpu: GpuSpec) -> float:

@@ -22,11 +22,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags, Texts
 from pipeline.families import work_of
-from pipeline.families.dims import Array, Dims
+from pipeline.families.dims import Dims
 from pipeline.hardware.clusters import NVSWITCH, PAIRS, PCIE, Cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu, same_chip
 from pipeline.hardware.spec import GpuSpec
@@ -135,17 +135,17 @@ class CollectiveModel(KernelModel):
             (kind for kind in ("pack", "transferred") if kind in kinds_of_evidence), "roofline"
         )
 
-    def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+    def evidence_of(self, calls: pd.DataFrame) -> Texts:
         """`pack`, `transferred` or `roofline`, shape (rows,)."""
         d = Dims(calls)
         known = {op: source.evidence for op, source in self.sources.items()}
-        evidence = np.array([known.get(op, "roofline") for op in kinds(d.text("op"))], dtype=object)
+        evidence = np.array([known.get(op, "roofline") for op in kinds(d.op)], dtype=object)
         return np.where(self._nodes(d) > 1.0, "roofline", evidence)
 
-    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> Flags:
         """Calls with several ranks: all operations with a cluster, else those with curves."""
         d = Dims(calls)
-        ops = kinds(d.text("op"))
+        ops = kinds(d.op)
         known = (ops != "") if self.cluster is not None else np.isin(ops, list(self.sources))
         return known & (d("ranks", 1.0) > 1.0)
 
@@ -154,7 +154,7 @@ class CollectiveModel(KernelModel):
         d, work = Dims(calls), work_of(FAMILY, calls)
         ranks, nodes = np.maximum(d("ranks", 1.0), 1.0), self._nodes(d)
         size = np.maximum(work.read, work.written)
-        ops, time = kinds(d.text("op")), np.full(len(calls), np.nan)
+        ops, time = kinds(d.op), np.full(len(calls), np.nan)
         for op in set(ops) - {""}:
             rows = np.flatnonzero((ops == op) & (nodes <= 1.0))
             time[rows] = self.inside_us(op, ranks[rows], size[rows])
@@ -180,7 +180,7 @@ class CollectiveModel(KernelModel):
             rows = nearest == count
             time[rows] = source.curves[int(count)].time_us(moved[rows])
         if self.cluster is not None:
-            longer = hops(op, ranks) - hops(source.op, nearest.astype(np.float64))
+            longer = hops(op, ranks) - hops(source.op, nearest.astype(float))
             time = np.maximum(time + longer * self.cluster.latency_us, self.cluster.latency_us)
         return np.where(ranks > 1.0, time, 0.0)
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from pipeline.families.dims import Array
+from pipeline.arrays import Array, Texts
 from pipeline.hardware.clusters import MESH, PAIRS, PCIE, Cluster
 from pipeline.hardware.spec import GpuSpec
 
@@ -117,9 +116,7 @@ def nodes_us(
     nics = np.minimum(cluster.nics_per_node / node_groups, cards * local)
     rate = 1e3 * NIC_SHARE * nics * cluster.nic_gb_per_s
     if op == "send_recv":
-        return np.asarray(
-            START_US + cluster.nic_latency_us + size / (1e3 * NIC_SHARE * cluster.nic_gb_per_s)
-        )
+        return START_US + cluster.nic_latency_us + size / (1e3 * NIC_SHARE * cluster.nic_gb_per_s)
     if op == "all_to_all":
         crossing = local * size * (ranks - local) / ranks
         together = np.maximum(inside(op, local, size * local / ranks), START_US + crossing / rate)
@@ -127,7 +124,7 @@ def nodes_us(
     ring = _joined(inside(op, local, size), bus_share(op, ranks) * size / rate)
     ring = ring + cluster.nic_latency_us * (nodes - 1.0) * (2.0 if op == "all_reduce" else 1.0)
     if op != "all_reduce":
-        return np.asarray(ring)
+        return ring
     slope = (
         np.where(nodes == 2.0, 1.0, 2.0) * size / np.minimum(TREE_SHARE * rate, 1e3 * TREE_GB_PER_S)
     )
@@ -142,7 +139,7 @@ def _joined(inside_us: Array, between_us: Array) -> Array:
     return np.maximum(inside_us, START_US + between_us)
 
 
-def kinds(names: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
+def kinds(names: Texts) -> Texts:
     """The collective of each name of a call; "" where it is none of `OPS`."""
     text = pd.Series(names, dtype=object).str.lower()
     known = np.full(len(text), "", dtype=object)

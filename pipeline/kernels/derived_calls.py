@@ -21,10 +21,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from pipeline.arrays import Array
 from pipeline.families.conv import with_gradients_us
 from pipeline.families.conv_shape import implicit_product
 from pipeline.families.convolutions import sampled_kind
-from pipeline.families.dims import Array, Dims
+from pipeline.families.dims import Dims
 from pipeline.families.family import Law
 from pipeline.families.tensor_cores import on_tensor_cores
 from pipeline.kernels.estimate import Estimate, KernelModel, joined, merge
@@ -66,7 +67,7 @@ def estimate_by_related_model(
     model = models[base_name]
     scale = physics.kernel_us(name, calls) / physics.kernel_us(base_name, base)
     if name in ("gemm", "bmm"):  # samples in fp32 say nothing of the rate of fp64
-        scale = np.where(Dims(calls).text("dtype", "fp32") == "fp64", np.nan, scale)
+        scale = np.where(Dims(calls).dtype == "fp64", np.nan, scale)
     if base_name != name:
         # a batch of one product has the same arithmetic; the tile counts of physics must not change the time
         scale = np.where(np.isfinite(scale), 1.0, np.nan)
@@ -91,7 +92,7 @@ def _convolution(
     Where TF32 is allowed and the GPU has a low TF32 peak (GeForce), Winograd in fp32 can be faster. The library then
     uses Winograd, and so does the estimate.
     """
-    dtype = Dims(calls).text("dtype", "fp32")
+    dtype = Dims(calls).dtype
     tensor = on_tensor_cores(Dims(calls), physics.gpu)
     tf32 = tensor & (dtype == "tf32")
     single = sampled_kind(Dims(calls)) & (dtype != "fp64")
@@ -115,13 +116,10 @@ def _on_fp32_cores(
     if "gemm" in models:
         larger = [_larger(calls, factors) for factors in LARGER]
         product, *bounds = _products(name, [calls, *larger], models["gemm"])
-        estimate, evidence = (
-            product.scale(np.where(product.inside, 1.0, np.nan)),
-            models["gemm"].evidence,
-        )
-        estimate = estimate.scale(
-            np.fmin(1.0, _longest(name, larger, bounds, physics) / estimate.kernel)
-        )
+        evidence = models["gemm"].evidence
+        estimate = product.scale(np.where(product.inside, 1.0, np.nan))
+        longest = _longest(name, larger, bounds, physics)
+        estimate = estimate.scale(np.fmin(1.0, longest / estimate.kernel))
     forward = models.get("conv2d_forward")
     if forward is not None:
         forward_calls = calls.assign(
@@ -212,12 +210,8 @@ def _related_calls(
     """(family, calls) that replace calls of family `name`, row by row; None where no model is related."""
     model = models.get(name)
     if name in ("softmax", "layer_norm", "gemm", "bmm") and model is not None:
-        drop = [
-            column
-            for column in ("flops", "bytes_read", "bytes_written", "inputs", "outputs")
-            if column in calls
-        ]
-        forward = calls.drop(columns=drop).assign(phase="forward")
+        stated = ["flops", "bytes_read", "bytes_written", "inputs", "outputs"]
+        forward = calls.drop(columns=stated, errors="ignore").assign(phase="forward")
         return name, forward if model.covers(forward).all() else forward.assign(dtype="fp32")
     other = {"gemm": "bmm", "bmm": "gemm"}.get(name)
     if other in models:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pipeline.families.dims import Array
+from pipeline.arrays import Array
 
 MIN_RELATIVE_ERROR = 1e-6
 """Lower bound of a relative error, so that one exact prediction does not make the geometric mean zero."""
@@ -36,10 +36,10 @@ def metrics(test: pd.DataFrame) -> dict[str, float]:
         gmae, mape, bias (geometric), coverage, and gmae and rows of samples above twice the floor.
     """
     measured, predicted = (
-        test[name].to_numpy(dtype=np.float64) for name in ("latency_us", "predicted_us")
+        test[name].to_numpy(dtype=float) for name in ("latency_us", "predicted_us")
     )
     inside = (test["p10_us"] <= test["latency_us"]) & (test["latency_us"] <= test["p90_us"])
-    above = measured > 2.0 * test["floor_us"].to_numpy(dtype=np.float64)
+    above = measured > 2.0 * test["floor_us"].to_numpy(dtype=float)
     figures = {
         "gmae": gmae(predicted, measured),
         "mape": mape(predicted, measured),
@@ -63,7 +63,7 @@ def gmae_by_size(test: pd.DataFrame, size: Array) -> dict[str, float]:
     if len(test) < MIN_ROWS_BY_SIZE:
         return {}
     measured, predicted = (
-        test[name].to_numpy(dtype=np.float64) for name in ("latency_us", "predicted_us")
+        test[name].to_numpy(dtype=float) for name in ("latency_us", "predicted_us")
     )
     tenths = np.array_split(np.argsort(size, kind="stable"), len(DECILES))
     return {

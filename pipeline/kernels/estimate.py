@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags, Ints, Texts
 from pipeline.families import FAMILIES
-from pipeline.families.dims import Array, values_of
+from pipeline.families.dims import values_of
 from pipeline.families.family import Law
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import SHARED, read_by_gpu, shipped_file
@@ -36,7 +36,7 @@ class Estimate:
     kernel: Array
     p10: Array
     p90: Array
-    inside: npt.NDArray[np.bool_]
+    inside: Flags
     latency_p10: Array
     latency_p90: Array
 
@@ -48,7 +48,7 @@ class Estimate:
         ends = np.maximum(rest + low, np.minimum(floor, latency)), np.maximum(rest + high, latency)
         return cls(latency, kernel, low, high, np.ones(len(kernel), dtype=bool), *ends)
 
-    def rows(self, kept: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Estimate:
+    def rows(self, kept: Flags | Ints) -> Estimate:
         """Select the rows of a mask of shape (rows,), or rows by their places."""
         return Estimate(*(getattr(self, name)[kept] for name in ESTIMATE_COLUMNS))
 
@@ -127,11 +127,11 @@ class KernelModel(Protocol):
     def evidence(self) -> str:
         """Source of the samples: one of measured, fitted, pack, transferred."""
 
-    def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+    def evidence_of(self, calls: pd.DataFrame) -> Texts:
         """Evidence of each row, shape (rows,); it differs between rows only where a model combines several models."""
         return np.full(len(calls), self.evidence, dtype=object)
 
-    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> Flags:
         """Rows whose op, dtype, phase and window are in the samples; other rows must be derived."""
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
@@ -157,15 +157,15 @@ class Floor:
         by_op = {str(op): float(floor) for op, floor in values["by_op"].items()}
         return cls(float(values["offset_us"]), float(values["default_us"]), by_op)
 
-    def of(self, ops: npt.NDArray[np.object_]) -> Array:
+    def of(self, ops: Texts) -> Array:
         """Floor of each row's op, shape (rows,)."""
         return values_of(ops, self.by_op, self.default_us)
 
-    def latency(self, kernel_us: Array, ops: npt.NDArray[np.object_]) -> Array:
+    def latency(self, kernel_us: Array, ops: Texts) -> Array:
         """Latency of kernels as a measurement would give it."""
         return np.maximum(self.of(ops), self.offset_us + kernel_us)
 
-    def kernel(self, latency_us: Array, prior_us: Array, ops: npt.NDArray[np.object_]) -> Array:
+    def kernel(self, latency_us: Array, prior_us: Array, ops: Texts) -> Array:
         """Kernel time of a latency: latency minus offset well above the floor, and the prior at the floor.
 
         Between `BLEND_FROM` and `BLEND_TO` times the floor, the two are blended in log time. The prior is never longer

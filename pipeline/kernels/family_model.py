@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags
 from pipeline.errors import PackError, shown
 from pipeline.families import FAMILIES
 from pipeline.families.chip import BandwidthCurve
-from pipeline.families.dims import Array, Dims
+from pipeline.families.dims import Dims
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels.estimate import (
@@ -91,8 +91,11 @@ def write_physics(
     write_json(folder / DESCRIPTION, curve, sealed=True)
 
 
-ARRAYS_FILE = "networks.safetensors"
-"""File of the arrays of all members but trees."""
+ARRAYS_FILE, PREFIX = "networks.safetensors", "member0."
+"""File of the arrays of a network or processes, and what their names begin with."""
+
+TREES_FILE = "trees0.txt"
+"""File of trees."""
 
 REFIT_ADVICE = "refit the family"
 
@@ -118,7 +121,7 @@ class FittedModel(KernelModel):
     """The model of one family on one GPU.
 
     Attributes:
-        members: networks, trees or Gaussian processes, averaged with `weights`; empty: baseline only.
+        member: a network, trees or Gaussian processes; None: baseline only.
         inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, as in the paper), or `constant`
             (all samples were equal: the floor).
         floor: the relation of latencies to kernel times; `prior_scale` corrects physics for kernels under the floor.
@@ -137,8 +140,7 @@ class FittedModel(KernelModel):
     memory: BandwidthCurve
     latency_quantiles: Quantiles
     kernel_quantiles: Quantiles
-    members: tuple[Member, ...] = ()
-    weights: tuple[float, ...] = ()
+    member: Member | None = None
     inputs: str = "derived"
     prior_scale: float = 1.0
     floor_trust: float = 1.0
@@ -155,7 +157,7 @@ class FittedModel(KernelModel):
         """Formulas with this model's bandwidth curve."""
         return Physics.of(self.gpu).calibrate(self.memory, self.evidence)
 
-    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> Flags:
         """Rows that the scope of the samples covers, of the kernels that were measured."""
         covered, unlike = self.scope.covers(calls), FAMILIES[self.family].unlike
         return covered if unlike is None else covered & ~unlike(Dims(calls), self.gpu)
@@ -163,7 +165,7 @@ class FittedModel(KernelModel):
     def baseline(self, calls: pd.DataFrame) -> Array:
         """Log latency by physics and floor, shape (rows,); learned members fit the difference from it."""
         kernel = self.prior_scale * self.physics.reference_us(self.family, calls)
-        return np.log(self.floor.latency(kernel, Dims(calls).text("op")))
+        return np.log(self.floor.latency(kernel, Dims(calls).op))
 
     def prior(self, calls: pd.DataFrame) -> Array:
         """Kernel time by physics for kernels that the floor may hide, shape (rows,).
@@ -174,7 +176,7 @@ class FittedModel(KernelModel):
         physics = self.physics
         start = physics.start_us(self.family)
         growing = np.maximum(physics.kernel_us(self.family, calls) - start, 0.0)
-        floor = self.floor.of(Dims(calls).text("op"))
+        floor = self.floor.of(Dims(calls).op)
         visible = np.maximum(BLEND_TO * floor - self.floor.offset_us - start, start)
         share = np.clip(np.log1p(growing / start) / np.log1p(visible / start), 0.0, 1.0)
         return start + self.prior_scale**share * growing
@@ -183,12 +185,8 @@ class FittedModel(KernelModel):
         """Inputs of the members, shape (rows, columns)."""
         if self.inputs == "raw":
             values, _ = features.raw_features(self.family, calls)
-            ops = Dims(calls).text("op")
-            kinds = (
-                [(ops == op).astype(np.float64) for op in self.scope.ops]
-                if len(self.scope.ops) > 1
-                else []
-            )
+            ops = Dims(calls).op
+            kinds = [ops == op for op in self.scope.ops] if len(self.scope.ops) > 1 else []
             return np.column_stack([values, *kinds])
         return features.derived_features(self.family, calls, self.gpu, self.scope.ops)[0]
 
@@ -200,36 +198,30 @@ class FittedModel(KernelModel):
         if self.inputs == "constant":
             return np.full(len(calls), np.log(self.floor.default_us))
         start = np.zeros(len(calls)) if self.inputs == "raw" else self.baseline(calls)
-        if not self.members:
+        if self.member is None:
             return start
-        inputs = self.features(calls)
-        learned = sum(
-            w * m.predict(inputs, table_rows)
-            for w, m in zip(self.weights, self.members, strict=True)
-        )
-        return start + self.damp(calls, start, np.asarray(learned))
+        learned = self.member.predict(self.features(calls), table_rows)
+        return start + self.damp(calls, start, learned)
 
     def damp(self, calls: pd.DataFrame, start: Array, learned: Array) -> Array:
         """Multiply the learned part at the floor by `floor_trust`, because differences there are mostly noise."""
         if self.inputs == "raw" or self.floor_trust >= 1.0 or self.floor.default_us <= 0:
             return learned
-        floor = np.log(self.floor.of(Dims(calls).text("op")))
+        floor = np.log(self.floor.of(Dims(calls).op))
         at_floor = (start <= floor + 1e-9) & (np.abs(learned) < AT_FLOOR_LOG_RANGE)
         return np.where(at_floor, self.floor_trust * learned, learned)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Estimate calls; physics scales the nearest size within the samples' range to sizes outside it."""
         rows = len(calls)
-        blocks = [calls.iloc[at : at + ROWS_IN_BLOCK] for at in range(0, rows, ROWS_IN_BLOCK)] or [
-            calls
-        ]
-        return joined([self._predict(block, rows) for block in blocks])
+        starts = range(0, max(rows, 1), ROWS_IN_BLOCK)
+        return joined([self._predict(calls.iloc[at : at + ROWS_IN_BLOCK], rows) for at in starts])
 
     def _predict(self, calls: pd.DataFrame, table_rows: int) -> Estimate:
         """As `predict`, for a block of a table."""
         clamped, octaves = self.scope.clamp(calls, self.gpu.l2_bytes)
         outside = octaves > 0
-        ops = Dims(clamped).text("op")
+        ops = Dims(clamped).op
         log_time = self.without_drift(clamped, table_rows)
         time = np.exp(log_time)
         physics = self.prior(clamped)
@@ -246,18 +238,15 @@ class FittedModel(KernelModel):
             latency, kernel, kernel_low, kernel_high, ~outside, latency * low, latency * high
         )
         if outside.any():
-            drop = [
-                name for name in ("flops", "bytes_read", "bytes_written") if name in calls.columns
-            ]
-            wanted = calls.drop(columns=drop)
-            factor = np.where(outside, self.prior(wanted) / physics, 1.0)
+            stated = ["flops", "bytes_read", "bytes_written"]
+            by_dims = calls.drop(columns=stated, errors="ignore")
+            factor = np.where(outside, self.prior(by_dims) / physics, 1.0)
             if FAMILIES[self.family].added is not None:
                 large = self.scope.clamp(clamped.iloc[:1].assign(**LARGE_SIDES))[0]
-                sizes = (wanted, clamped, large)
                 large_us = np.exp(self.without_drift(large))
-                added = self.physics.added_us(self.family, *sizes, large_us)
+                added = self.physics.added_us(self.family, by_dims, clamped, large, large_us)
                 factor = np.fmin(factor, 1.0 + added / kernel)
-                least_us = self.physics.least_moving_us(self.family, wanted)
+                least_us = self.physics.least_moving_us(self.family, by_dims)
                 factor = np.where(outside, np.fmax(factor, least_us / kernel), factor)
             estimate = estimate.scale(factor, self._growth(estimate, octaves))
             error = FAMILIES[self.family].outside_spread * np.minimum(octaves[outside], 1.0)
@@ -278,18 +267,14 @@ class FittedModel(KernelModel):
         Raises:
             SteptimeError: a file cannot be written.
         """
-        folder = Path(folder)
-        networks = {i: m for i, m in enumerate(self.members) if not isinstance(m, Trees)}
+        folder, member = Path(folder), self.member
         former = {*folder.glob("trees*.txt"), *folder.glob(ARRAYS_FILE)}
-        for i, member in enumerate(self.members):
-            if isinstance(member, Trees):
-                with atomic_path(folder / f"trees{i}.txt") as part:
-                    part.write_text(member.text(), encoding="utf-8")
-                former.discard(folder / f"trees{i}.txt")
-        if networks:
-            tensors = {
-                key: v for i, m in networks.items() for key, v in m.tensors(f"member{i}.").items()
-            }
+        if isinstance(member, Trees):
+            with atomic_path(folder / TREES_FILE) as part:
+                part.write_text(member.text(), encoding="utf-8")
+            former.discard(folder / TREES_FILE)
+        elif member is not None:
+            tensors = {PREFIX + name: values for name, values in member.tensors().items()}
             write_arrays(folder / ARRAYS_FILE, tensors)
             former.discard(folder / ARRAYS_FILE)
         values = {
@@ -306,8 +291,7 @@ class FittedModel(KernelModel):
             "prior_scale": self.prior_scale,
             "floor_trust": self.floor_trust,
             "extra": self.extra,
-            "members": [MEMBERS[type(member)] for member in self.members],
-            "weights": self.weights,
+            "members": [MEMBERS[type(member)]] if member else [],
             "latency_quantiles": self.latency_quantiles.to_json(),
             "kernel_quantiles": self.kernel_quantiles.to_json(),
         }
@@ -330,7 +314,7 @@ class FittedModel(KernelModel):
             )
         with reading(folder / DESCRIPTION, REFIT_ADVICE):
             kinds = [str(kind) for kind in values["members"]]
-        members = _load_members(folder, kinds)
+        member = _load_member(folder, kinds)
         with reading(folder / DESCRIPTION, REFIT_ADVICE):
             return cls(
                 str(values["family"]),
@@ -341,8 +325,7 @@ class FittedModel(KernelModel):
                 BandwidthCurve.from_json(values["memory"]),
                 Quantiles.from_json(values["latency_quantiles"]),
                 Quantiles.from_json(values["kernel_quantiles"]),
-                members,
-                tuple(map(float, values["weights"])),
+                member,
                 str(values["inputs"]),
                 float(values["prior_scale"]),
                 float(values.get("floor_trust", 1.0)),
@@ -351,27 +334,21 @@ class FittedModel(KernelModel):
             )
 
 
-def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
-    tensors: dict[str, Any] = {}
-    readers: dict[str, Callable[..., Member]] = {
-        MEMBERS[Network]: Network.from_tensors,
-        MEMBERS[GaussianProcess]: GaussianProcess.from_tensors,
-    }
-    unknown = set(kinds) - set(MEMBERS.values())
-    if unknown:
+def _load_member(folder: Path, kinds: list[str]) -> Member | None:
+    if not kinds:
+        return None
+    kind, *more = kinds
+    if unknown := {kind, *more} - set(MEMBERS.values()) or more:
         raise PackError(
             f"{folder / DESCRIPTION}: members of kind {shown(min(unknown))} are not of this"
             f" version; {REFIT_ADVICE}"
         )
-    if set(kinds) & set(readers):
-        tensors, _ = read_arrays(folder / ARRAYS_FILE, REFIT_ADVICE)
-    members: list[Member] = []
-    for i, kind in enumerate(kinds):
-        if kind in readers:
-            with reading(folder / ARRAYS_FILE, REFIT_ADVICE):
-                members.append(readers[kind](tensors, f"member{i}."))
-        else:
-            path = folder / f"trees{i}.txt"
-            with reading(path, REFIT_ADVICE):
-                members.append(Trees.from_text(path.read_text(encoding="utf-8")))
-    return tuple(members)
+    if kind == MEMBERS[Trees]:
+        path = folder / TREES_FILE
+        with reading(path, REFIT_ADVICE):
+            return Trees.from_text(path.read_text(encoding="utf-8"))
+    tensors, _ = read_arrays(folder / ARRAYS_FILE, REFIT_ADVICE)
+    own = {name.removeprefix(PREFIX): values for name, values in tensors.items()}
+    with reading(folder / ARRAYS_FILE, REFIT_ADVICE):
+        is_network = kind == MEMBERS[Network]
+        return Network.from_tensors(own) if is_network else GaussianProcess.from_tensors(own)

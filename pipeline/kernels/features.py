@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags
 from pipeline.families import family
 from pipeline.families.columns import Columns
-from pipeline.families.dims import Array, Dims, is_one_of
+from pipeline.families.dims import Dims, is_one_of
 from pipeline.families.family import IO, Law
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics
@@ -67,7 +67,7 @@ def derived_features(
         columns.log("intensity", (work.flops + 1.0) / np.maximum(work.bytes, 1.0))
     own.family.columns(columns, own)
     if len(ops) > 1:
-        kinds = own.d.text("op")
+        kinds = own.d.op
         for op in ops:
             columns.add(f"op {op}", kinds == op)
     return columns.stack(), columns.names
@@ -122,14 +122,14 @@ class Scope:
         marks = tuple(mark for mark in family(name).marks if d.flag(mark).any())
         return cls(kinds[0], kinds[1], kinds[2], ranges, found_windows, name, marks)
 
-    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> Flags:
         """Whether each call has an op, dtype, phase and window of the samples, and all dims of the samples.
 
         A 3D convolution has none of their windows, although its dims are those of an image (`volume` in `attributes`).
         """
         d = Dims(calls)
         covered = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
-        covered &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
+        covered &= is_one_of(d.dtype, self.dtypes)
         if not family(self.name).any_phase:
             covered &= is_one_of(d.text("phase", "forward"), self.phases)
         for mark in set(family(self.name).marks) - set(self.marks):
@@ -169,12 +169,8 @@ class Scope:
             octaves = np.maximum(octaves, np.nan_to_num(distance))
             clamped[dim] = inside
         # other columns would change the features; the model was fitted on these dims only
-        keep = [
-            column
-            for column in ("family", "op", "phase", "dtype", "attributes")
-            if column in calls.columns
-        ]
-        return calls[keep].assign(**clamped), octaves
+        kept = calls.filter(["family", "op", "phase", "dtype", "attributes"])
+        return kept.assign(**clamped), octaves
 
     def _folded(self, d: Dims, cache_bytes: float) -> dict[str, Array]:
         """B and H of flat calls, reshaped where clipping both would make the call fit into the cache.
@@ -205,9 +201,9 @@ class Scope:
     def from_json(cls, values: dict[str, Any]) -> Scope:
         """Rebuild from the values of `to_json`."""
         ranges = {
-            str(key): (float(low), float(high)) for key, (low, high) in values["ranges"].items()
+            str(key): (float(ends[0]), float(ends[1])) for key, ends in values["ranges"].items()
         }
-        sampled_windows = tuple(tuple(float(v) for v in window) for window in values["windows"])
+        sampled_windows = tuple(tuple(map(float, window)) for window in values["windows"])
         ops, dtypes, phases = (tuple(map(str, values[key])) for key in ("ops", "dtypes", "phases"))
         marks = tuple(map(str, values.get("marks", ())))
         return cls(ops, dtypes, phases, ranges, sampled_windows, str(values["name"]), marks)
@@ -219,7 +215,7 @@ def windows(calls: pd.DataFrame) -> Array:
     return np.column_stack([d(dim, WINDOW_DEFAULTS.get(dim, np.nan)) for dim in WINDOW_DIMS])
 
 
-def _square(d: Dims) -> npt.NDArray[np.bool_]:
+def _square(d: Dims) -> Flags:
     pairs = (("kernel_size", np.nan), ("input_size", np.nan), ("stride", 1.0), ("padding", 0.0))
     square = np.ones(d.rows, dtype=bool)
     for dim, default in pairs:

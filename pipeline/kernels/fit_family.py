@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.arrays import Array
 from pipeline.errors import InputError
 from pipeline.families import family
 from pipeline.families.chip import BandwidthCurve
-from pipeline.families.dims import Array, Dims
+from pipeline.families.dims import Dims
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import latency_floor as floors
 from pipeline.kernels import session_drift as drift
@@ -49,7 +50,7 @@ def with_predictions(model: FittedModel, test: pd.DataFrame) -> pd.DataFrame:
         kernel_us=estimate.kernel,
         p10_us=estimate.latency_p10,
         p90_us=estimate.latency_p90,
-        floor_us=model.floor.of(Dims(test).text("op")),
+        floor_us=model.floor.of(Dims(test).op),
     )
 
 
@@ -90,7 +91,7 @@ class Fitter:
 
     def _prior_scale(self, physics: Physics) -> float:
         """Median ratio of measured kernel times to physics, over the shortest samples above the floor."""
-        ops = Dims(self.train).text("op")
+        ops = Dims(self.train).op
         expected = physics.reference_us(self.name, self.clamped)
         floor = self.base.floor.of(ops)
         shown = (self.measured > floors.ABOVE_FLOOR * floor) & np.isfinite(expected)
@@ -132,7 +133,7 @@ class Fitter:
             if by_physics <= by_member:
                 return self._roofline(baseline, log_measured)
         self.notes |= outcome.notes
-        model = replace(base, members=(outcome.member,), weights=(1.0,))
+        model = replace(base, member=outcome.member)
         return self.calibrate(model, out_of_fold, clean, disturbed), out_of_fold
 
     def without_drift(self, baseline: Array) -> tuple[drift.Drift, Array]:
@@ -213,20 +214,8 @@ class Fitter:
         tables = []
         for row in range(len(self.train)):
             others = self.train.drop(index=row).reset_index(drop=True)
-            fitter = Fitter(
-                others,
-                self.gpu,
-                self.name,
-                self.seed,
-                self.memory,
-                self.offset_us,
-            )
-            tables.append(
-                with_predictions(
-                    fitter.fit(variant)[0],
-                    self.train.iloc[[row]],
-                )
-            )
+            fitter = Fitter(others, self.gpu, self.name, self.seed, self.memory, self.offset_us)
+            tables.append(with_predictions(fitter.fit(variant)[0], self.train.iloc[[row]]))
         return pd.concat(tables, ignore_index=True)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Flags
 from pipeline.errors import InputError, SteptimeError, UnknownNameError
 from pipeline.families import family, work_of
 from pipeline.families.chip import BandwidthCurve
@@ -73,7 +73,7 @@ class FittedFamily:
         """Error that ranks the variants of a family, smallest first: GMAE, or the mean log error for few samples."""
         if int(self.model.description["samples"]) > fitter.MAX_GAUSSIAN_PROCESS_SAMPLES:
             return self.metrics["gmae"]
-        times = self.test[["predicted_us", "latency_us"]].to_numpy(dtype=np.float64)
+        times = self.test[["predicted_us", "latency_us"]].to_numpy(dtype=float)
         predicted, measured = np.log(times).T
         return typical_error(predicted, measured, few=True)
 
@@ -109,7 +109,7 @@ class Task:
         gpu: GpuSpec,
         name: str,
         seed: int,
-        held_out: npt.NDArray[np.bool_],
+        held_out: Flags,
         memory: BandwidthCurve | None,
         offset_us: float,
     ) -> Task:
@@ -168,7 +168,7 @@ def fit_family(
     test_share: float = 0.0,
     memory: BandwidthCurve | None = None,
     offset_us: float = DEFAULT_OFFSET_US,
-    held_out: npt.NDArray[np.bool_] | None = None,
+    held_out: Flags | None = None,
 ) -> FittedFamily:
     """Fit one family of one GPU.
 

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from pipeline.families.dims import Array, Dims, is_one_of
+from pipeline.arrays import Array, Flags, Texts
+from pipeline.families.dims import Dims, is_one_of
 from pipeline.families.embedding_lookups import attributes_of
 from pipeline.families.row_wise import DROPOUT_PER_CLOCK
 from pipeline.families.sequences import dropout_us
@@ -142,9 +142,9 @@ class Shape:
     keys: Array
     width: Array
     element: Array
-    causal: npt.NDArray[np.bool_]
-    backward: npt.NDArray[np.bool_]
-    cached: npt.NDArray[np.bool_]
+    causal: Flags
+    backward: Flags
+    cached: Flags
     mask: Array
 
     @classmethod
@@ -154,7 +154,7 @@ class Shape:
         queries = d("M")
         mask = np.array(
             [float(attributes.get("mask", 0.0)) for attributes in attributes_of(d)],
-            dtype=np.float64,
+            dtype=float,
         )
         return cls(
             d("B"),
@@ -282,22 +282,22 @@ class AttentionModel(KernelModel):
         """`pack` on the GPU that was measured, else `transferred`."""
         return "pack" if self.gpu.name == self.measured.name else "transferred"
 
-    def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+    def evidence_of(self, calls: pd.DataFrame) -> Texts:
         """Evidence of each row; backward passes and masks are `transferred`, because no GPU has samples of them."""
         d = Dims(calls)
         return np.where(
             d.backward() | d.op_in((MASKED,)) | self._flash2(d), "transferred", self.evidence
         ).astype(object)
 
-    def _flash2(self, d: Dims) -> npt.NDArray[np.bool_]:
+    def _flash2(self, d: Dims) -> Flags:
         """Rows of FlashAttention-2 on a GPU whose samples are of FlashAttention-3."""
         return d.op_in((OP,)) & ~d.flag(CHOSEN) & (self.gpu.architecture == "hopper")
 
-    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> Flags:
         """Fused calls of half precision whose sizes are all known."""
         d = Dims(calls)
         sized = np.isfinite(d("B") * d("M") * d("K")) & (d("K") <= MAX_WIDTH)
-        return d.op_in((OP, CUDNN, MASKED)) & is_one_of(d.text("dtype", "fp32"), DTYPES) & sized
+        return d.op_in((OP, CUDNN, MASKED)) & is_one_of(d.dtype, DTYPES) & sized
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of calls; intervals widen outside the samples' widths and masks, for backward, and on another GPU."""
@@ -337,6 +337,6 @@ class AttentionModel(KernelModel):
             estimate = merge(estimate, estimate.widen(spread).rows(rows), rows)
         return estimate
 
-    def _inside(self, shape: Shape) -> npt.NDArray[np.bool_]:
+    def _inside(self, shape: Shape) -> Flags:
         low, high = self.fitted.widths
         return (shape.width >= low) & (shape.width <= high) & (shape.causal | self.fitted.open)

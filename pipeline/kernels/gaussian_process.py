@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.arrays import Array
 from pipeline.errors import PackError
-from pipeline.families.dims import Array
 from pipeline.kernels.networks import CLIP
 from pipeline.model_files import Shapes, check_shapes
 
@@ -108,29 +108,26 @@ class GaussianProcess:
                 times[part] += covariance(x[part], self.rows) @ weights / len(self.weights)
         return times
 
-    def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
+    def tensors(self) -> dict[str, npt.NDArray[np.generic]]:
         """The arrays to save, in full precision: weights of neighbouring samples nearly cancel.
 
         Files hold finite numbers only, so the infinite scale and length of a constant feature are saved as 0.
         """
         arrays = {**vars(self), "centre": np.array([self.centre])}
         arrays |= {name: np.nan_to_num(arrays[name], posinf=0.0) for name in MAY_BE_INFINITE}
-        return {f"{prefix}process_{name}": values for name, values in arrays.items()}
+        return {f"process_{name}": values for name, values in arrays.items()}
 
     @classmethod
-    def from_tensors(
-        cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = ""
-    ) -> GaussianProcess:
+    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]]) -> GaussianProcess:
         """Rebuild the object from the arrays of `tensors`.
 
         Raises:
             PackError: an array is missing or has the wrong shape.
         """
-        start = f"{prefix}process_"
-        found = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+        found = {name.removeprefix("process_"): values for name, values in tensors.items()}
         if not check_shapes("Gaussian process", found, SHAPES)["processes"]:
             raise PackError("the Gaussian process has no weights; rebuild the model")
-        parts = {name: found[name].astype(np.float64) for name in SHAPES}
+        parts = {name: found[name].astype(float) for name in SHAPES}
         for name in MAY_BE_INFINITE:
             parts[name][parts[name] == 0.0] = np.inf
         return cls(centre=float(parts.pop("centre")[0]), **parts)
@@ -267,10 +264,8 @@ def _mean_and_deviation(features: Array) -> tuple[Array, Array]:
 
 
 def _standardise(features: Array, mean: Array, scale: Array) -> Array:
-    return np.asarray(
-        np.clip(
-            (features - mean) / scale,
-            -CLIP,
-            CLIP,
-        )
+    return np.clip(
+        (features - mean) / scale,
+        -CLIP,
+        CLIP,
     )

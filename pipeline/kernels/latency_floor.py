@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from pipeline.arrays import Array
 from pipeline.families import work_of
 from pipeline.families.chip import SMALLEST_KERNEL_US, BandwidthCurve
-from pipeline.families.dims import Array
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Floor
 from pipeline.kernels.physics import Physics
@@ -58,7 +58,7 @@ def op_floors(samples: pd.DataFrame, kernel_us: Array) -> dict[str, float]:
     floors: dict[str, float] = {}
     for op, rows in samples.reset_index(drop=True).groupby("op", observed=True).groups.items():
         at = np.asarray(rows)
-        latency, expected = samples["latency_us"].to_numpy(dtype=np.float64)[at], kernel_us[at]
+        latency, expected = samples["latency_us"].to_numpy(dtype=float)[at], kernel_us[at]
         small = latency[expected < SMALL_WORK_US]
         if len(small) >= FLOOR_SAMPLES:
             floors[str(op)] = float(np.median(small))
@@ -88,7 +88,7 @@ def memory_curve(samples: pd.DataFrame, gpu: GpuSpec) -> CurveFit | None:
         start = float(np.clip(np.quantile(measured, 0.01), 0.5, 20.0))
     else:
         floors = rows["op"].map(op_floors(rows, Physics.of(gpu).reference_us("elementwise", rows)))
-        keep, start = measured > ABOVE_FLOOR * floors.to_numpy(dtype=np.float64), SMALLEST_KERNEL_US
+        keep, start = measured > ABOVE_FLOOR * floors.to_numpy(dtype=float), SMALLEST_KERNEL_US
     if keep.sum() < MIN_CURVE_SAMPLES:
         return None
     return fit_curve(size[keep], measured[keep], start, gpu.peak_dram_gb_per_s(), offset=not timed)
@@ -98,11 +98,11 @@ def kernel_times(samples: pd.DataFrame) -> tuple[Array, bool]:
     """The times to fit, and whether they are kernel times: `kernel_us` where every row has it, else `latency_us`."""
     if "kernel_us" in samples.columns:
         kernel = pd.to_numeric(samples["kernel_us"], errors="coerce").to_numpy(
-            dtype=np.float64, na_value=np.nan
+            dtype=float, na_value=np.nan
         )
         if len(kernel) and np.all(np.isfinite(kernel) & (kernel > 0)):
             return kernel, True
-    return samples["latency_us"].to_numpy(dtype=np.float64), False
+    return samples["latency_us"].to_numpy(dtype=float), False
 
 
 def estimate_floor(samples: pd.DataFrame, physics: Physics, offset_us: float) -> Floor:
@@ -113,7 +113,7 @@ def estimate_floor(samples: pd.DataFrame, physics: Physics, offset_us: float) ->
     """
     name = str(samples["family"].iloc[0])
     measured, timed = kernel_times(samples)
-    latency = samples["latency_us"].to_numpy(dtype=np.float64)
+    latency = samples["latency_us"].to_numpy(dtype=float)
     if timed:
         extra = float(np.median(np.maximum(latency - measured, 0.0)))
         return Floor(
@@ -155,7 +155,7 @@ def fit_curve(
     """
     from scipy.optimize import least_squares
 
-    size, latency_us = np.asarray(size, dtype=np.float64), np.asarray(latency_us, dtype=np.float64)
+    size, latency_us = np.asarray(size, dtype=float), np.asarray(latency_us, dtype=float)
 
     def unpack(p: Array) -> tuple[BandwidthCurve, float]:
         peak = float(np.exp(p[0]))

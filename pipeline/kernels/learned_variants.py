@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeline.families.dims import Array
+from pipeline.arrays import Array, Ints
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.gaussian_process import (
     GaussianProcess,
@@ -56,7 +55,7 @@ class Problem:
 
     features: Array
     target: Array
-    folds: npt.NDArray[np.int64]
+    folds: Ints
 
 
 @dataclass(frozen=True)

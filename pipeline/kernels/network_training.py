@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.arrays import Array
 from pipeline.errors import SteptimeError
-from pipeline.families.dims import Array
 from pipeline.kernels.networks import Float32, Floats, Network, Periodic, standardise
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def train_network(features: Floats, target: Array, seed: int, recipe: Recipe) ->
     """
     import torch
 
-    mean = features.mean(axis=0, dtype=np.float64).astype(np.float32)
+    mean = features.mean(axis=0, dtype=float).astype(np.float32)
     scale = (features.std(axis=0) + 1e-6).astype(np.float32)
     # if all targets are equal, the minimum scale avoids a division by 0, and the network predicts their mean
     target_mean, target_scale = float(target.mean()), max(float(target.std()), 1e-6)

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.arrays import Array
 from pipeline.errors import PackError
-from pipeline.families.dims import Array
 from pipeline.model_files import Shapes, check_shapes, layer_shapes
 
 Float32 = npt.NDArray[np.float32]
@@ -108,14 +108,14 @@ class Network:
             outputs[rows] = network._outputs(
                 standardise(features[rows], self.mean, self.scale, outputs.dtype)
             )
-        return np.asarray(outputs.astype(np.float64) * self.target_scale + self.target_mean)
+        return outputs.astype(float) * self.target_scale + self.target_mean
 
     @cached_property
     def _in_double(self) -> Network:
         """The network with layers in float64, converted once."""
 
         def double(arrays: Sequence[Floats]) -> tuple[Floats, ...]:
-            return tuple(array.astype(np.float64) for array in arrays)
+            return tuple(array.astype(float) for array in arrays)
 
         periodic = self.periodic and Periodic(
             *double((self.periodic.frequency, self.periodic.weight, self.periodic.bias))
@@ -143,14 +143,10 @@ class Network:
             x = activated
         return np.asarray(x @ self.weights[-1] + self.biases[-1])[:, 0]
 
-    def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
+    def tensors(self) -> dict[str, npt.NDArray[np.generic]]:
         """The arrays to save. Weights are saved in half precision, which changes log times by about 1e-4."""
         target = [self.target_mean, self.target_scale, float(self.residual)]
-        arrays = {
-            "mean": self.mean,
-            "scale": self.scale,
-            "target": np.array(target),
-        }
+        arrays = {"mean": self.mean, "scale": self.scale, "target": np.array(target)}
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             arrays |= {f"weight{i}": weight.astype(np.float16), f"bias{i}": bias}
         if self.periodic is not None:
@@ -159,26 +155,18 @@ class Network:
                 "periodic_units": self.periodic.weight,
                 "periodic_offset": self.periodic.bias,
             }
-        return {prefix + name: array for name, array in arrays.items()}
+        return arrays
 
     @classmethod
     def from_tensors(
-        cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "", relu: bool = False
+        cls, arrays: Mapping[str, npt.NDArray[np.generic]], relu: bool = False
     ) -> Network:
         """Rebuild the network from the arrays of `tensors`, which do not tell its activation.
 
         Raises:
             PackError: an array is missing or has the wrong shape.
         """
-        arrays = {
-            name.removeprefix(prefix): array
-            for name, array in tensors.items()
-            if name.startswith(prefix)
-        }
-        layers = max(
-            2,
-            sum(name.startswith("weight") for name in arrays),
-        )
+        layers = max(2, sum(name.startswith("weight") for name in arrays))
         shapes: Shapes = {"mean": ("inputs",), "scale": ("inputs",), "target": (3,)}
         shapes |= layer_shapes([f"width{i}" for i in range(layers + 1)])
         if "periodic_frequency" in arrays:
@@ -194,7 +182,7 @@ class Network:
             raise PackError(
                 "the first layer of the network has a wrong number of inputs; rebuild the model"
             )
-        target_mean, target_scale, residual = arrays["target"].astype(np.float64)
+        target_mean, target_scale, residual = arrays["target"].astype(float)
         single = {name: arrays[name].astype(np.float32) for name in shapes}
         periodic = [single[name] for name in shapes if name.startswith("periodic")]
         return cls(
@@ -216,14 +204,14 @@ def standardise(
     """Features after centring, scaling and clipping, in the precision `dtype`."""
     x = np.subtract(features, mean, dtype=dtype, casting="same_kind")
     x /= scale
-    return np.asarray(np.clip(x, -CLIP, CLIP, out=x))
+    return np.clip(x, -CLIP, CLIP, out=x)
 
 
 def _silu(x: Floats) -> Floats:
     with np.errstate(over="ignore"):
         y = np.exp(-x)
     y += np.float32(1.0)
-    return np.asarray(np.divide(x, y, out=y))
+    return np.divide(x, y, out=y)
 
 
 REGRESSION_PARAMETERS: dict[str, Any] = {
@@ -249,7 +237,7 @@ class Trees:
         """Log times of shape (rows,); float64, however many rows the table has."""
         return np.asarray(
             self.booster.predict(features, num_threads=1),
-            dtype=np.float64,
+            dtype=float,
         )
 
     def text(self) -> str:

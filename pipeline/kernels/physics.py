@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from pipeline.arrays import Array
 from pipeline.families import family
 from pipeline.families.chip import Chip
 from pipeline.families.convolutions import volumes
-from pipeline.families.dims import Array, Dims
+from pipeline.families.dims import Dims
 from pipeline.families.family import Calls, Law
 from pipeline.hardware.spec import GpuSpec
 

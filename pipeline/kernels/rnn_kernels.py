@@ -25,12 +25,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.families.dims import Array, Dims
+from pipeline.arrays import Array, Flags, Texts
+from pipeline.families.dims import Dims
 from pipeline.families.embedding_lookups import attributes_of
 from pipeline.kernels.estimate import Estimate, Floor
 from pipeline.kernels.physics import Physics
 
-Products = Callable[[pd.DataFrame], tuple[Estimate, npt.NDArray[np.object_]]]
+Products = Callable[[pd.DataFrame], tuple[Estimate, Texts]]
 """Function from rows of family `gemm` to their estimates and evidence."""
 
 
@@ -49,10 +50,10 @@ class Layers:
     layers: Array
     directions: Array
     gates: Array
-    backward: npt.NDArray[np.bool_]
+    backward: Flags
     bytes: Array
     output: Array
-    projected: npt.NDArray[np.bool_]
+    projected: Flags
 
     @classmethod
     def of(cls, calls: pd.DataFrame) -> Layers:
@@ -63,7 +64,7 @@ class Layers:
         d = Dims(calls)
         attributes = attributes_of(d)
         directions, gates, output = (
-            np.array([float(values.get(key, default)) for values in attributes], dtype=np.float64)
+            np.array([float(values.get(key, default)) for values in attributes], dtype=float)
             for key, default in (("directions", 1.0), ("gates", 4.0), ("projected", 0.0))
         )
         sizes = (d("B"), d("T"), d("I"), d("H"), d("layers", 1.0))
@@ -126,7 +127,7 @@ SPREAD = 1.25
 
 def recurrent_us(
     calls: pd.DataFrame, products: Products, physics: Physics, floor: Floor = NO_FLOOR
-) -> tuple[Estimate, npt.NDArray[np.object_]]:
+) -> tuple[Estimate, Texts]:
     """Times of recurrent layers.
 
     Args:
@@ -140,7 +141,7 @@ def recurrent_us(
         Estimates (NaN where a size is missing), and the evidence of the products behind them, shape (rows,).
     """
     sizes = Layers.of(calls)
-    table, at, times, chained = _products(sizes, Dims(calls).text("dtype", "fp32"))
+    table, at, times, chained = _products(sizes, Dims(calls).dtype)
     estimates, kinds = products(table)
     cells = _cell_us(sizes, physics)
     total = []
@@ -160,7 +161,7 @@ def recurrent_us(
     evidence[at[longest]] = kinds[longest]  # evidence of the longest product, which is sorted last
     has_sizes = np.isfinite(sizes.batch + sizes.steps + sizes.inputs + sizes.hidden)
     kernel = np.where(has_sizes, kernel, np.nan)
-    latency = floor.latency(kernel, Dims(calls).text("op"))
+    latency = floor.latency(kernel, Dims(calls).op)
     rest = latency - kernel
     inside = np.ones(len(calls), dtype=bool)
     return Estimate(latency, kernel, low, high, inside, rest + low, rest + high).widen(
@@ -169,76 +170,57 @@ def recurrent_us(
 
 
 def _products(
-    sizes: Layers, dtypes: npt.NDArray[np.object_]
-) -> tuple[pd.DataFrame, npt.NDArray[np.intp], Array, npt.NDArray[np.bool_]]:
+    sizes: Layers, dtypes: Texts
+) -> tuple[pd.DataFrame, npt.NDArray[np.intp], Array, Flags]:
     """Matrix products of all calls.
 
     Returns:
         A table of products of family `gemm`. For each product: the row of its call, the number of times that it occurs
         there, and whether it belongs to the chain of steps.
     """
-    tokens, wide = sizes.batch * sizes.steps, sizes.gates * sizes.hidden
-    upper = sizes.directions * sizes.output
-    projects = np.where(sizes.projected, 1.0, 0.0)
-    deeper, once = sizes.layers - 1.0, np.ones_like(tokens)
-    at_once = np.round(sizes.layers * sizes.directions * sizes.steps / _chain_length(sizes))
-    forward, backward = np.where(sizes.backward, 0.0, 1.0), np.where(sizes.backward, 1.0, 0.0)
-    parts = (  # occurrences, rows, sum, columns
-        (forward * once, tokens, sizes.inputs, wide),
+    tokens, wide, length = (
+        sizes.batch * sizes.steps,
+        sizes.gates * sizes.hidden,
+        _chain_length(sizes),
+    )
+    upper, inputs, output = sizes.directions * sizes.output, sizes.inputs, sizes.output
+    backward, forward = sizes.backward * sizes.directions, ~sizes.backward * sizes.directions
+    deeper = sizes.layers - 1.0
+    at_once = np.round(sizes.layers * sizes.directions * sizes.steps / length)
+    chained = ~sizes.backward * length, sizes.backward * length
+    parts = (  # occurrences, rows, sum, columns; then those of the chain
+        (forward, tokens, inputs, wide),
         (forward * deeper, tokens, upper, wide),
-        (backward * once, tokens, wide, sizes.inputs),
+        (backward, tokens, wide, inputs),
         (backward * deeper, tokens, wide, upper),
-        (backward * once, wide, tokens, sizes.inputs),
+        (backward, wide, tokens, inputs),
         (backward * deeper, wide, tokens, upper),
-        (backward * sizes.layers, wide, tokens, sizes.output),
-        (backward * projects * sizes.layers, sizes.hidden, tokens, sizes.output),
+        (backward * sizes.layers, wide, tokens, output),
+        (backward * sizes.projected * sizes.layers, sizes.hidden, tokens, output),
+        (chained[0], sizes.batch, output, at_once * wide),
+        (chained[1], sizes.batch, wide, at_once * output),
+        (chained[0] * sizes.projected, sizes.batch, sizes.hidden, at_once * output),
+        (chained[1] * sizes.projected, sizes.batch, output, at_once * sizes.hidden),
     )
-    chain = (
-        (forward * _chain_length(sizes), sizes.batch, sizes.output, at_once * wide),
-        (backward * _chain_length(sizes), sizes.batch, wide, at_once * sizes.output),
-        (
-            forward * projects * _chain_length(sizes),
-            sizes.batch,
-            sizes.hidden,
-            at_once * sizes.output,
-        ),
-        (
-            backward * projects * _chain_length(sizes),
-            sizes.batch,
-            sizes.output,
-            at_once * sizes.hidden,
-        ),
+    counts, m, n, k = (np.concatenate(each) for each in zip(*parts, strict=True))
+    in_chain = np.repeat(np.arange(len(parts)) >= len(parts) - 4, len(tokens))
+    kept = (counts > 0) & np.isfinite(m * n * k)
+    phase = np.where(sizes.backward, "backward", "forward")
+    table = pd.DataFrame(
+        {
+            "family": "gemm",
+            "op": "linear",
+            "phase": np.tile(phase, len(parts)),
+            "dtype": np.tile(dtypes, len(parts)),
+            "B": 1.0,
+            "M": m,
+            "N": n,
+            "K": k,
+            "attributes": np.array([None, LOOPED], object)[in_chain.astype(int)],
+        }
     )
-    rows = np.arange(len(tokens))
-    frames, ats, times = [], [], []
-    for number, (count, m, n, k) in enumerate((*parts, *chain)):
-        kept = (count > 0) & np.isfinite(m * n * k)
-        phase = np.where(sizes.backward, "backward", "forward")
-        frames.append(
-            pd.DataFrame(
-                {
-                    "family": "gemm",
-                    "op": "linear",
-                    "phase": phase,
-                    "dtype": dtypes,
-                    "B": 1.0,
-                    "M": m,
-                    "N": n,
-                    "K": k,
-                    "attributes": LOOPED if number >= len(parts) else None,
-                    "chained": number >= len(parts),
-                }
-            )[kept]
-        )
-        ats.append(rows[kept])
-        times.append((count * (sizes.directions if number < len(parts) else 1.0))[kept])
-    table = pd.concat(frames, ignore_index=True)
-    return (
-        table.drop(columns="chained"),
-        np.concatenate(ats),
-        np.concatenate(times),
-        table["chained"].to_numpy(dtype=bool),
-    )
+    rows = np.tile(np.arange(len(tokens)), len(parts))
+    return table[kept].reset_index(drop=True), rows[kept], counts[kept], in_chain[kept]
 
 
 def _chain_length(sizes: Layers) -> Array:
@@ -262,28 +244,22 @@ def _cell_us(sizes: Layers, physics: Physics) -> Array:
 def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics) -> Array:
     """Time of all steps in sequence, us: limited by the host's launches or by the GPU, or in a persistent kernel."""
     d, steps = Dims(calls), _chain_length(sizes)
-    kernels = np.where(sizes.backward, BACKWARD_STEP_LAUNCHES, STEP_LAUNCHES) + np.where(
-        sizes.projected, 1.0, 0.0
-    )
+    kernels = np.where(sizes.backward, BACKWARD_STEP_LAUNCHES, STEP_LAUNCHES) + sizes.projected
     launched = sizes.layers * sizes.directions * sizes.steps * kernels * LAUNCH_US
     plain = np.maximum(steps * (step + kernels * GAP_US), launched)
     peak = physics.peak_flop_per_us(d)
     multiplied = 2.0 * sizes.batch * sizes.gates * sizes.hidden**2
     large = sizes.steps * (PERSISTENT_US + multiplied / (PERSISTENT_SHARE * peak))
     without_small = np.where(
-        _uses_large_persistent(sizes, d.text("dtype", "fp32"), physics),
+        _uses_large_persistent(sizes, d.dtype, physics),
         np.minimum(plain, large),
         plain,
     )
     small = sizes.steps * sizes.layers * sizes.directions * _small_persistent_us(sizes, physics)
-    return np.where(
-        _uses_small_persistent(sizes, d.text("dtype", "fp32"), physics), small, without_small
-    )
+    return np.where(_uses_small_persistent(sizes, d.dtype, physics), small, without_small)
 
 
-def _uses_small_persistent(
-    sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics
-) -> npt.NDArray[np.bool_]:
+def _uses_small_persistent(sizes: Layers, dtype: Texts, physics: Physics) -> Flags:
     """Whether layers get the small persistent kernel: `use_rnn_persist_small_h` of ATen/native/cudnn/RNN.cpp."""
     widest = np.where(
         sizes.gates > 1.0,
@@ -307,9 +283,7 @@ def _small_persistent_us(sizes: Layers, physics: Physics) -> Array:
     )
 
 
-def _uses_large_persistent(
-    sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics
-) -> npt.NDArray[np.bool_]:
+def _uses_large_persistent(sizes: Layers, dtype: Texts, physics: Physics) -> Flags:
     """Whether layers get the large persistent kernel: `use_persist_*_heuristics` of ATen/native/cudnn/RNN.cpp."""
     b, t, capability = sizes.batch, sizes.steps, physics.gpu.compute_capability
     shape = (

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags, Ints
 from pipeline.errors import SteptimeWarning, TableError, did_you_mean, shown
 from pipeline.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, family
-from pipeline.families.dims import ELEMENT_BYTES, Array, Dims, values_of
+from pipeline.families.dims import ELEMENT_BYTES, Dims, values_of
 from pipeline.families.family import Family
 from pipeline.families.gemm import work as product_work
 from pipeline.hardware.find_gpu import LOCAL
@@ -89,23 +90,23 @@ def read_table(path: str | Path) -> pd.DataFrame:
     return table.reset_index(level=named) if named else table
 
 
-def first_row(marked: npt.NDArray[np.bool_]) -> int:
+def first_row(marked: Flags) -> int:
     """Number of the first marked row, for an error message."""
     return int(np.flatnonzero(marked)[0])
 
 
 def numbers(values: pd.Series) -> Array:
     """Values of a column as numbers, NaN where they are none; shape (rows,)."""
-    return pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    return pd.to_numeric(values, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
 
 
-def plausible_latencies(latency_us: Array) -> npt.NDArray[np.bool_]:
+def plausible_latencies(latency_us: Array) -> Flags:
     """Which latencies can be measurements: positive, and at most `MAX_LATENCY_US`; shape (rows,)."""
     with np.errstate(invalid="ignore"):
-        return np.asarray((latency_us > 0) & (latency_us <= MAX_LATENCY_US))
+        return (latency_us > 0) & (latency_us <= MAX_LATENCY_US)
 
 
-def impossible_sizes(values: pd.Series, name: str) -> npt.NDArray[np.bool_]:
+def impossible_sizes(values: pd.Series, name: str) -> Flags:
     """Which given values no call can have as a dim, because they are no whole numbers of its range; shape (rows,)."""
     found = numbers(values)
     least = 0.0 if name in MAY_BE_ZERO else 1.0
@@ -218,7 +219,7 @@ def bad_dims(table: pd.DataFrame) -> pd.Series:
     return pd.Series(problem, index=table.index)
 
 
-def _contradictions(entry: Family, d: Dims) -> dict[str, npt.NDArray[np.bool_]]:
+def _contradictions(entry: Family, d: Dims) -> dict[str, Flags]:
     """What no call of a family can have, and which rows have it, shape (rows,)."""
     if not {"kernel_size", "input_size"} <= set(entry.required):
         return {}
@@ -289,7 +290,7 @@ def shape_keys(samples: pd.DataFrame) -> npt.NDArray[np.uint64]:
     return np.asarray(pd.util.hash_pandas_object(shapes, index=False), dtype=np.uint64)
 
 
-def assign_folds(samples: pd.DataFrame, folds: int, seed: int) -> npt.NDArray[np.int64]:
+def assign_folds(samples: pd.DataFrame, folds: int, seed: int) -> Ints:
     """A fold number per row, the same for all rows of a shape; folds have equal numbers of shapes.
 
     Published figures depend on these folds, and not on those of scikit-learn's `GroupKFold`.
@@ -300,7 +301,7 @@ def assign_folds(samples: pd.DataFrame, folds: int, seed: int) -> npt.NDArray[np
     return np.asarray(numbers[inverse], dtype=np.int64)
 
 
-def split_by_shape(samples: pd.DataFrame, share: float, seed: int) -> npt.NDArray[np.bool_]:
+def split_by_shape(samples: pd.DataFrame, share: float, seed: int) -> Flags:
     """True for held-out rows: a share of the shapes is held out, each shape for all ops.
 
     scikit-learn's `GroupShuffleSplit` is not used, because the published figures depend on this split.
@@ -308,7 +309,7 @@ def split_by_shape(samples: pd.DataFrame, share: float, seed: int) -> npt.NDArra
     shapes, inverse = np.unique(shape_keys(samples), return_inverse=True)
     held = np.zeros(len(shapes), dtype=bool)
     held[np.random.default_rng(seed).permutation(len(shapes))[: round(share * len(shapes))]] = True
-    return np.asarray(held[inverse])
+    return held[inverse]
 
 
 def families_of(samples: pd.DataFrame, wanted: Sequence[str] | None) -> list[str]:
@@ -352,7 +353,7 @@ def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
     if name not in PRODUCTS or gpu.name == LOCAL or equal:
         return
     d = Dims(samples)
-    dtype = d.text("dtype", "fp32")
+    dtype = d.dtype
     known = [key for key in set(dtype) if getattr(gpu, f"{key}_gflop_per_s", None)]
     peak = values_of(dtype, {key: gpu.peak_gflop_per_s(key) for key in known}, np.nan)
     times_peak = product_work(d).flops / 1e3 / d("latency_us") / peak

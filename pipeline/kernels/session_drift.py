@@ -13,9 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeline.families.dims import Array
+from pipeline.arrays import Array, Ints
 from pipeline.kernels.networks import train_trees
 
 BINS = 30
@@ -54,7 +53,7 @@ class Drift:
 
 
 def estimate_drift(
-    features: Array, baseline: Array, latency_us: Array, folds: npt.NDArray[np.int64], seed: int = 0
+    features: Array, baseline: Array, latency_us: Array, folds: Ints, seed: int = 0
 ) -> Drift:
     """Estimate the drift of a session.
 

@@ -25,18 +25,13 @@ import re
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Flags, Ints, Texts
 from pipeline.overheads.overhead_model import ANY_OP, full_signature, switch_signature
 from pipeline.trace.host_activity import EARLY_NS, Activity, activity
 from pipeline.trace.kineto_fields import API_CATEGORIES, RESOURCE_APIS, SYNC_APIS
 from pipeline.trace.linked_trace import Trace
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-Texts = npt.NDArray[np.object_]
 
 WAIT_CAP_US = 10.0
 """Largest cost in µs of a call in which the host waits. The rest of its duration is waiting time, which is
@@ -124,7 +119,12 @@ def extract_overheads(
 
 
 def _rows(
-    kind: str, op: Texts, value_ns: Ints, iteration: Ints, signature: Texts, api: Texts | None
+    kind: str,
+    op: Texts,
+    value_ns: Ints,
+    iteration: Ints,
+    signature: Texts,
+    api: Texts | None = None,
 ) -> pd.DataFrame:
     return pd.DataFrame(
         {
@@ -157,7 +157,7 @@ def _gaps(act: Activity, keys: ItemKeys, use: Flags) -> pd.DataFrame:
     signature = gap_signatures(act, keys)[rows]
     gap = act.start[rows] - act.end[before[rows]]
     kind = np.where(act.loading[rows], "loading", "T1")
-    frame = _rows("T1", keys.name[rows], gap, act.iteration[rows], signature, None)
+    frame = _rows("T1", keys.name[rows], gap, act.iteration[rows], signature)
     return frame.assign(type=kind)
 
 
@@ -177,7 +177,7 @@ def _inside_items(act: Activity, keys: ItemKeys, use: Flags) -> list[pd.DataFram
     )
 
     def rows(kind: str, item: Ints, value: Ints, signature: Texts) -> pd.DataFrame:
-        return _rows(kind, keys.name[item], value, act.iteration[item], signature, None)
+        return _rows(kind, keys.name[item], value, act.iteration[item], signature)
 
     return [
         rows("T2", with_calls, start[first] - act.start[with_calls], keys.signature[with_calls]),
@@ -219,12 +219,9 @@ def lost_work(act: Activity) -> Ints:
     The public traces have none. Fills do not count, which may be of 0 bytes, nor launches that are recorded into a graph.
     """
     trace, columns = act.trace, act.trace.columns
-    works = [
-        bool(re.search(r"Launch\w*Kernel|GraphLaunch|emcpy(?!Node)", name))
-        for name in trace.vocabulary["name"]
-    ]
+    works = trace.where("name", re.compile(r"Launch\w*Kernel|GraphLaunch|emcpy(?!Node)").search)
     own = trace.is_category(*API_CATEGORIES) & (columns["pid"] == trace.process)
-    launches = np.flatnonzero(np.array(works, bool)[columns["name"]] & own)
+    launches = np.flatnonzero(works & own)
     begun, ended = (
         trace.names_begin_with(f"cudaStream{x}Capture", f"hipStream{x}Capture")
         for x in ("Begin", "End")
@@ -286,7 +283,6 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
             start[queued] - before_end[queued],
             iteration[queued],
             stream_key[queued],
-            None,
         ),
         _rows(
             "sync_return",
@@ -303,7 +299,7 @@ def _previous_call(act: Activity) -> Ints:
     """The previous call on the stream of each call; -1 for the first."""
     order = np.lexsort((act.call_start, act.call_stream))
     same = act.call_stream[order[1:]] == act.call_stream[order[:-1]]
-    out = np.full(len(order), -1, np.int64)
+    out = np.full(len(order), -1)
     out[order[1:]] = np.where(same, order[:-1], -1)
     return out
 
@@ -318,7 +314,7 @@ KEPT_NS = 10_000
 """Time in ns that remains of a call after the cut: a call without one-time work."""
 
 
-def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = None) -> Ints:
+def one_time_calls(act: Activity, iterations: Flags | None = None) -> Ints:
     """Events of the runtime calls of a trace that are one-time costs, in time order.
 
     Waits, copies, and launches into a full queue last long for other reasons.
@@ -337,23 +333,16 @@ def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = Non
     long = runtime[duration[runtime] >= MIN_ONE_TIME_NS]
     if not len(long):
         return long
-    names = trace.vocabulary["name"]
-    resource = np.array([name.startswith(RESOURCE_APIS) for name in names], bool)
-    waiting = np.array([name in SYNC_APIS or "emcpy" in name for name in names], bool)
+    resource = trace.where("name", lambda name: name.startswith(RESOURCE_APIS))[long]
+    waiting = trace.where("name", lambda name: name in SYNC_APIS or "emcpy" in name)[long]
     code = trace.columns["name"]
-    median = {
-        int(c): float(np.median(duration[runtime[code[runtime] == c]]))
-        for c in np.unique(code[long])
-    }
-    rare = np.array(
-        [duration[e] >= MEDIAN_RATIO * median[int(code[e])] for e in long.tolist()], bool
-    )
+    typical = {c: np.median(duration[runtime[code[runtime] == c]]) for c in set(code[long])}
+    rare = duration[long] >= MEDIAN_RATIO * np.array([typical[c] for c in code[long]])
     blocked = act.action_event[outstanding(act) >= FULL_QUEUE_CALLS]
-    out: Ints = long[(resource[code[long]] | rare) & ~waiting[code[long]] & ~np.isin(long, blocked)]
-    return out
+    return long[(resource | rare) & ~waiting & ~np.isin(long, blocked)]
 
 
-def without_one_time_costs(act: Activity, iterations: npt.NDArray[np.bool_]) -> Activity:
+def without_one_time_costs(act: Activity, iterations: Flags) -> Activity:
     """The activity without the time of the one-time calls of some iterations (one flag each), for statistics."""
     events = one_time_calls(act, iterations)
     return activity(cut_calls(act.trace, events)) if len(events) else act

@@ -15,15 +15,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Texts = npt.NDArray[np.object_]
-Flags = npt.NDArray[np.bool_]
+from pipeline.arrays import Array, Ints, Texts
 
 LEVELS = ("signature", "op", "global", "absent")
 """How closely a looked-up value matches: the same item, its op, all ops, or no value (0 µs)."""
@@ -33,6 +30,9 @@ DEVICE_CONSTANTS_US = {"launch_latency": 6.0, "kernel_gap": 1.2, "sync_return": 
 """Used where no trace shows them: medians of the public V100 and A100 traces, rounded."""
 
 _SEPARATOR = "\x1f"
+
+_Index = dict[str, tuple[float, int]]
+"""Mean in µs and row of the table by key: type, op, signature and API."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LookedUp:
         row: row of the table that the value comes from, -1 where there is none.
     """
 
-    value_us: Floats
+    value_us: Array
     level: Ints
     row: Ints
 
@@ -108,107 +108,64 @@ class OverheadModel:
         apis: Sequence[str],
     ) -> LookedUp:
         """As `find`, for distinct items."""
-        count = len(ops)
-        value, level, row = (
-            np.zeros(count),
-            np.full(count, ABSENT, np.int64),
-            np.full(count, -1, np.int64),
-        )
+        size = len(ops)
+        value, level, row = np.zeros(size), np.full(size, ABSENT), np.full(size, -1)
         plain = [normalised(op) for op in ops]
-        anyone, empty = [ANY_OP] * count, [""] * count
-        tries: list[tuple[Sequence[str], Sequence[str | None], Sequence[str], int, bool]] = []
-        tries += [
-            (ops, s, apis, SIGNATURE if i == 0 else OP, False) for i, s in enumerate(signatures)
+        anyone, empty = [ANY_OP] * size, [""] * size
+        levels = [SIGNATURE, *[OP] * len(signatures)]
+        own, normal = self._own, self._plain
+        tries: list[tuple[Sequence[str], Sequence[str | None], Sequence[str], int, _Index]] = [
+            *((ops, s, apis, at, own) for s, at in zip(signatures, levels, strict=False)),
+            *((plain, s, apis, OP, normal) for s in signatures),
+            (ops, empty, apis, OP, own),
+            (plain, empty, apis, OP, normal),
+            *((anyone, s, apis, GLOBAL, own) for s in (*signatures, empty)),
+            (anyone, empty, empty, GLOBAL, own),
         ]
-        tries += [(plain, s, apis, OP, True) for s in signatures]
-        tries += [(ops, empty, apis, OP, False), (plain, empty, apis, OP, True)]
-        tries += [(anyone, s, apis, GLOBAL, False) for s in signatures]
-        tries += [(anyone, empty, apis, GLOBAL, False), (anyone, empty, empty, GLOBAL, False)]
-        for names, signature, api, at, is_plain in tries:
-            open_rows = np.flatnonzero(level == ABSENT)
-            if not len(open_rows):
-                break
-            index = self._plain if is_plain else self._lookup
-            keys = (
-                _SEPARATOR.join((kind, names[i], signature[i] or "", api[i]))
-                for i in open_rows.tolist()
-            )
-            hit = np.fromiter((index.get(key, -1) for key in keys), np.int64, len(open_rows))
-            is_hit = hit >= 0
-            rows = open_rows[is_hit]
-            if is_plain:
-                value[rows] = self._plain_means[hit[is_hit]]
-                row[rows] = self._plain_rows[hit[is_hit]]
-            else:
-                value[rows] = self._means[hit[is_hit]]
-                row[rows] = hit[is_hit]
-            level[rows] = at
+        waiting = list(range(size))
+        for names, signature, api, at, index in tries:
+            keys = [_SEPARATOR.join((kind, names[i], signature[i] or "", api[i])) for i in waiting]
+            for i, key in zip(waiting, keys, strict=True):
+                if key in index:
+                    value[i], row[i], level[i] = *index[key], at
+            waiting = [i for i, key in zip(waiting, keys, strict=True) if key not in index]
         return LookedUp(value * self.scale, level, row)
 
     def constant(self, kind: str, api: str = "") -> float:
         """One of `DEVICE_CONSTANTS_US`: its median, or the value there if it is unknown."""
+        medians = self.table["median_us"].to_numpy(float)
         for key in (_SEPARATOR.join((kind, ANY_OP, "", one)) for one in (api, "")):
-            if key in self._lookup:
-                return float(self._medians[self._lookup[key]])
+            if key in self._own:
+                return float(medians[self._own[key][1]])
         rows = np.flatnonzero((self.table["type"] == kind).to_numpy(bool))
         if not len(rows):
             return DEVICE_CONSTANTS_US[kind]
-        return float(self._medians[rows[int(np.argmax(self.table["count"].to_numpy(float)[rows]))]])
+        return float(medians[rows[int(np.argmax(self.table["count"].to_numpy(float)[rows]))]])
 
     @cached_property
-    def _medians(self) -> Floats:
-        return self.table["median_us"].to_numpy(float)
+    def _keys(self) -> list[tuple[str, ...]]:
+        """Type, op, signature and API of each row of the table."""
+        columns = self.table[["type", "op", "signature", "api"]].astype(object).fillna("")
+        return list(columns.itertuples(index=False, name=None))
 
     @cached_property
-    def _means(self) -> Floats:
-        return self.table["mean_us"].to_numpy(float)
+    def _own(self) -> _Index:
+        keys = map(_SEPARATOR.join, self._keys)
+        entries = list(zip(keys, self.table["mean_us"].to_numpy(float), count(), strict=False))
+        return {key: (mean, row) for key, mean, row in reversed(entries)}
 
     @cached_property
-    def _keys(self) -> list[str]:
-        columns = [
-            self.table[c].astype(object).where(self.table[c].notna(), "")
-            for c in ("op", "signature", "api")
-        ]
-        return [_SEPARATOR.join(key) for key in zip(self.table["type"], *columns, strict=True)]
-
-    @cached_property
-    def _lookup(self) -> dict[str, int]:
-        return {key: row for row, key in reversed(list(enumerate(self._keys)))}
-
-    @cached_property
-    def _by_plain(self) -> pd.DataFrame:
-        """Means per normalised op, weighted by count."""
-        columns = [
-            self.table[c].astype(object).where(self.table[c].notna(), "")
-            for c in ("op", "signature", "api")
-        ]
-        keys = [
-            _SEPARATOR.join((kind, normalised(op), signature, api))
-            for kind, op, signature, api in zip(self.table["type"], *columns, strict=True)
-        ]
-        frame = pd.DataFrame(
-            {"key": pd.Series(keys, dtype=object), "row": np.arange(len(keys)), "mean": self._means}
-        )
+    def _plain(self) -> _Index:
+        """Means per normalised op, weighted by count, with the first of its rows."""
+        keys = [_SEPARATOR.join((kind, normalised(op), *rest)) for kind, op, *rest in self._keys]
+        frame = pd.DataFrame({"key": pd.Series(keys, dtype=object), "row": np.arange(len(keys))})
         frame["count"] = self.table["count"].to_numpy(float)
+        frame["time"] = self.table["mean_us"].to_numpy(float) * frame["count"]
         frame = frame[(self.table["op"] != ANY_OP).to_numpy(bool)]
-        frame["weighted"] = frame["mean"] * frame["count"]
-        grouped = frame.groupby("key", sort=False).agg(
-            weighted=("weighted", "sum"), count=("count", "sum"), row=("row", "first")
-        )
-        grouped["mean"] = grouped["weighted"] / grouped["count"]
-        return grouped
-
-    @cached_property
-    def _plain(self) -> dict[str, int]:
-        return {key: row for row, key in enumerate(self._by_plain.index)}
-
-    @cached_property
-    def _plain_means(self) -> Floats:
-        return self._by_plain["mean"].to_numpy(float)
-
-    @cached_property
-    def _plain_rows(self) -> Ints:
-        return self._by_plain["row"].to_numpy(np.int64)
+        how = {"time": "sum", "count": "sum", "row": "first"}
+        grouped = frame.groupby("key", sort=False).agg(how)
+        means = (grouped["time"] / grouped["count"]).tolist()
+        return dict(zip(grouped.index, zip(means, grouped["row"], strict=True), strict=True))
 
 
 HOST_TYPES = ("T1", "T2", "T3", "T4", "T5")

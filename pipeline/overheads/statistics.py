@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Ints, Texts
 from pipeline.errors import UnknownNameError
 from pipeline.overheads.overhead_model import (
     ABSENT,
@@ -24,8 +25,6 @@ from pipeline.overheads.overhead_model import (
     OverheadModel,
     calls_signature,
 )
-
-Floats = npt.NDArray[np.float64]
 
 CLIP_QUANTILE = 0.99
 """Quantile at which the values of a key are clipped. Real tails stay, and single outliers do not dominate."""
@@ -87,7 +86,7 @@ def corrected(samples: pd.DataFrame, cost: ProfilerCost) -> pd.DataFrame:
     return samples.assign(value_us=samples["value_us"].to_numpy(float) - loss)
 
 
-def _nested_counts(samples: pd.DataFrame) -> tuple[Floats, Floats]:
+def _nested_counts(samples: pd.DataFrame) -> tuple[Array, Array]:
     """Number of actions and of nested ops of the item of each observation, from its signature."""
     signature = samples["signature"].astype("object").where(samples["signature"].notna(), "")
     nested = _apply_to_distinct(
@@ -96,7 +95,7 @@ def _nested_counts(samples: pd.DataFrame) -> tuple[Floats, Floats]:
     return _apply_to_distinct(signature, _count_calls).astype(float), nested.astype(float)
 
 
-def _apply_to_distinct(texts: pd.Series, of: Callable[[str], object]) -> npt.NDArray[np.object_]:
+def _apply_to_distinct(texts: pd.Series, of: Callable[[str], object]) -> Texts:
     """Apply `of` to every text. It is computed once per distinct text, because there are few of these."""
     code, distinct = pd.factorize(texts)
     return np.array([of(text) for text in distinct], object)[code]
@@ -191,7 +190,7 @@ def _level(level: pd.DataFrame, estimator: str) -> pd.DataFrame:
 
 
 def group_statistics(
-    value: Floats, group: npt.NDArray[np.int64], estimator: str
+    value: Array, group: Ints, estimator: str
 ) -> dict[str, npt.NDArray[np.generic]]:
     """Mean by the estimator, standard deviation, median and count of each group (groups numbered from 0).
 
@@ -225,14 +224,12 @@ def group_statistics(
     }
 
 
-def _quantile(
-    value: Floats, first: npt.NDArray[np.int64], count: npt.NDArray[np.int64], q: float
-) -> Floats:
+def _quantile(value: Array, first: Ints, count: Ints, q: float) -> Array:
     """Quantile of each group of sorted values, with linear interpolation."""
     position = q * (count - 1)
     below = np.floor(position).astype(np.int64)
     above = np.minimum(below + 1, count - 1)
-    out: Floats = value[first + below] + (position - below) * (
+    out: Array = value[first + below] + (position - below) * (
         value[first + above] - value[first + below]
     )
     return out

@@ -8,13 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Array, Ints
 from pipeline.simulate.program import BACKLOG, NO_CALL, Kind, Program
 from pipeline.simulate.timeline import compiled
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 BESIDE_COLLECTIVES = 1.189
 """Factor on the time of kernels while a collective runs beside them: it takes SMs and memory bandwidth. Kernels beside
@@ -38,18 +35,18 @@ class Walked(NamedTuple):
     `timeline.Timeline` explains each array.
     """
 
-    row_start: Floats
-    row_end: Floats
-    device_start: Floats
-    device_end: Floats
+    row_start: Array
+    row_end: Array
+    device_start: Array
+    device_end: Array
     launch_cause: Ints
     host_cause: Ints
     device_cause: Ints
 
 
 def walk(
-    program: Program, times: Floats, which: Ints, host_scale: Floats, carried_us: Floats
-) -> tuple[Floats, Floats, Walked]:
+    program: Program, times: Array, which: Ints, host_scale: Array, carried_us: Array
+) -> tuple[Array, Array, Walked]:
     """Step time and host time of each draw in µs, shape (draws,), and the times of the last block.
 
     Args:

@@ -27,13 +27,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.arrays import Array, Ints
 from pipeline.errors import InputError
 from pipeline.simulate.compiled_walk import BESIDE_COLLECTIVES, SLOWED, Walked, walk
 from pipeline.simulate.program import BACKLOG, NO_CALL, Kind, Program
 from pipeline.simulate.timeline import Timeline, is_loaded
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 COMPILED_FROM = 30_000_000
 """Rows times draws from which compiled code pays in a process that has not loaded it: loading takes 0.5 s."""
@@ -91,13 +89,13 @@ def simulate(
     return Timeline(program, kernels, carried_us, *_walked(program, times, scale, carried_us))
 
 
-def _walked(program: Program, times: Floats, scale: Floats, carried_us: Floats) -> Walked:
+def _walked(program: Program, times: Array, scale: Array, carried_us: Array) -> Walked:
     if program.fills is None and times.shape[1] == 1 and load_if_it_pays(len(program)):
         return walk(program, times, np.arange(len(times)), scale, carried_us)[2]
     return _Walk(program, times, scale, carried_us).run()
 
 
-def step_times(program: Program, times: Floats, which: Ints, host_scale: Floats) -> Floats:
+def step_times(program: Program, times: Array, which: Ints, host_scale: Array) -> Array:
     """Step time of each draw in µs, shape (draws,).
 
     Args:
@@ -114,11 +112,11 @@ def step_times(program: Program, times: Floats, which: Ints, host_scale: Floats)
 
 def step_ends(
     program: Program,
-    times: Floats,
+    times: Array,
     which: Ints,
-    host_scale: Floats,
-    carried_us: Floats | None = None,
-) -> tuple[Floats, Floats]:
+    host_scale: Array,
+    carried_us: Array | None = None,
+) -> tuple[Array, Array]:
     """Step time and host time of each draw of a step alone in µs, shape (draws,); arguments as of `step_times`.
 
     `carried_us`: time until the device has finished earlier work, shape (draws,); 0 if not given.
@@ -142,7 +140,7 @@ class _Walk:
     """The full form for all draws at once: times of rows and calls, clocks of threads and streams (draws last)."""
 
     def __init__(
-        self, program: Program, times: Floats, host_scale: Floats, carried_us: Floats
+        self, program: Program, times: Array, host_scale: Array, carried_us: Array
     ) -> None:
         draws, rows, calls, streams = (
             len(host_scale),
@@ -277,7 +275,7 @@ class _Walk:
         return calls
 
 
-def _wait(times: Floats, cause: Ints, row: int, until: Floats, call: int) -> None:
+def _wait(times: Array, cause: Ints, row: int, until: Array, call: int) -> None:
     """Delay a row of `times` until some time. If that is later in the first draw, the call is the row's cause."""
     if until[0] > times[row, 0]:
         cause[row] = call

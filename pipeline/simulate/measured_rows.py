@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from pipeline.simulate.chrome_trace import (
+    Event,
+    process_events,
+    row_events,
+    slice_event,
+    thread_name,
+)
 from pipeline.simulate.timeline import Timeline
-from pipeline.simulate.timeline_events import process_events, row_events, slice_event, thread_name
 from pipeline.simulate.trace_program import Iteration
 from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.host_activity import Activity
@@ -32,7 +37,7 @@ SHIFT = "predicted kernels begin"
 DEVICE_CPU = "measured CPU as device (profiled)"
 
 
-def measured_events(trace_file: str | Path) -> list[dict[str, Any]]:
+def measured_events(trace_file: str | Path) -> list[Event]:
     """Events of the iteration with the median span, starting at time 0. With several iterations, the first is left out.
 
     Raises:
@@ -48,9 +53,7 @@ def measured_events(trace_file: str | Path) -> list[dict[str, Any]]:
     return measured_rows(source.act, [(shown, 0.0)])
 
 
-def measured_rows(
-    act: Activity, iterations: Sequence[tuple[Iteration, float]]
-) -> list[dict[str, Any]]:
+def measured_rows(act: Activity, iterations: Sequence[tuple[Iteration, float]]) -> list[Event]:
     """Events of some iterations with the names of their rows.
 
     Args:
@@ -66,9 +69,7 @@ def measured_rows(
     return rows + events
 
 
-def shifted_rows(
-    act: Activity, steps: Sequence[tuple[Iteration, Timeline, float]]
-) -> list[dict[str, Any]]:
+def shifted_rows(act: Activity, steps: Sequence[tuple[Iteration, Timeline, float]]) -> list[Event]:
     """By stream: how much later or earlier than measured the predicted kernels begin.
 
     A slice lasts while the shift is about the same: where one begins, a wait or launch was predicted wrong. There is none
@@ -78,7 +79,7 @@ def shifted_rows(
         act: activity of the trace.
         steps: an iteration, its prediction, and the time in µs at which both begin.
     """
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     for iteration, timeline, begin in steps:
         measured = (act.call_start[iteration.calls] - iteration.start_ns) / 1e3
         predicted, streams = timeline.device_start[:, 0], act.call_stream[iteration.calls]
@@ -97,25 +98,16 @@ def shifted_rows(
                     name = (
                         f"{abs(shift):,.0f} µs {'later' if shift > 0 else 'earlier'} than measured"
                     )
-                    events.append(
-                        slice_event(
-                            name, "difference", SHIFT_PID, stream, begin + start, end - start, {}
-                        )
-                    )
+                    row = SHIFT_PID, stream
+                    events.append(slice_event(name, "difference", row, begin + start, end - start))
                 last = level
     rows = process_events(SHIFT_PID, SHIFT, 5) if events else []
-    return (
-        rows
-        + [
-            e
-            for row in sorted({e["tid"] for e in events})
-            for e in row_events(SHIFT_PID, row, f"stream {row}")
-        ]
-        + events
-    )
+    for stream in sorted({event["tid"] for event in events}):
+        rows += row_events(SHIFT_PID, stream, f"stream {stream}")
+    return rows + events
 
 
-def _slices(act: Activity, iteration: Iteration, begin: float) -> Iterator[dict[str, Any]]:
+def _slices(act: Activity, iteration: Iteration, begin: float) -> Iterator[Event]:
     """Operators, runtime calls and device work of one iteration. Work that began before it (backlog) is left out."""
     trace, columns = act.trace, act.trace.columns
     categories = trace.vocabulary["category"][columns["category"]]
@@ -135,20 +127,11 @@ def _slices(act: Activity, iteration: Iteration, begin: float) -> Iterator[dict[
         thread = role.get((int(columns["pid"][event]), int(columns["tid"][event])))
         start, duration = times(event)
         if thread is not None and start >= begin:
-            yield slice_event(
-                str(trace.names[event]),
-                str(categories[event]),
-                HOST_PID,
-                thread,
-                start,
-                duration,
-                {},
-            )
+            row = HOST_PID, thread
+            yield slice_event(str(trace.names[event]), str(categories[event]), row, start, duration)
     for call in iteration.calls.tolist():
         event = int(act.call_event[call])
         start, duration = times(event)
         if start >= begin:
-            stream = int(act.call_stream[call])
-            yield slice_event(
-                str(trace.names[event]), "kernel", DEVICE_PID, stream, start, duration, {}
-            )
+            row = DEVICE_PID, int(act.call_stream[call])
+            yield slice_event(str(trace.names[event]), "kernel", row, start, duration)

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags, Ints, Texts
 from pipeline.errors import TableError
 from pipeline.graph.device_calls import stream_waits
 from pipeline.hardware.rank_layout import COMPUTING_STREAM
@@ -34,11 +34,6 @@ from pipeline.overheads.overhead_model import (
     switch_signature,
 )
 from pipeline.trace.kineto_fields import CPU_API, SYNC_APIS
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-Texts = npt.NDArray[np.object_]
 
 QUEUE_DEPTH = 1024
 """Calls that the launch queue of a GPU holds. The next launch waits until the device begins an older call."""
@@ -120,19 +115,19 @@ class Program:
     kind: Ints
     thread: Ints
     previous: Ints
-    lead_us: Floats
-    gap_us: Floats
-    api_us: Floats
-    tail_us: Floats
+    lead_us: Array
+    gap_us: Array
+    api_us: Array
+    tail_us: Array
     call: Ints
     stream: Ints
     blocking: Flags
-    latency_us: Floats
-    kernel_gap_us: Floats
+    latency_us: Array
+    kernel_gap_us: Array
     wait_offsets: Ints
     wait_calls: Ints
     streams: Ints
-    backlog_us: Floats
+    backlog_us: Array
     call_count: int
     sync_return_us: float = DEVICE_CONSTANTS_US["sync_return"]
     queue_depth: int = QUEUE_DEPTH
@@ -340,7 +335,7 @@ def assemble(
 
 def _device_constants(
     sequence: StepSequence, overheads: OverheadModel, total: int, has_action: Flags
-) -> tuple[Floats, Floats]:
+) -> tuple[Array, Array]:
     latency, kernel_gap = np.zeros(total), np.zeros(total)
     apis = {str(api) for api in sequence.api}
     value = {api: overheads.constant("launch_latency", api) for api in apis}
@@ -372,7 +367,7 @@ class HostTimes:
         self.by_count = np.array([calls_signature(int(n)) for n in counts], object)
         self.lookups: list[tuple[LookedUp, Ints]] = []
 
-    def gaps(self) -> Floats:
+    def gaps(self) -> Array:
         """T1 (or the loading gap) before each item."""
         s = self.sequence
         names, before = s.items.name, np.maximum(s.previous, 0)
@@ -394,8 +389,8 @@ class HostTimes:
         first: Flags,
         last: Flags,
         acts: Flags,
-        gap: Floats,
-        tail: Floats,
+        gap: Array,
+        tail: Array,
     ) -> None:
         """Write T2, T3 and T5 into `gap` and `tail`."""
         s = self.sequence
@@ -414,7 +409,7 @@ class HostTimes:
         )
         gap[rows] = self._find("T5", rows, owner, [placed, self.by_count[owner]])
 
-    def apis(self) -> Floats:
+    def apis(self) -> Array:
         """T4 of each action; 0 where the CPU is the device."""
         s = self.sequence
         rows = np.flatnonzero(s.api != CPU_API)
@@ -425,7 +420,7 @@ class HostTimes:
 
     def _find(
         self, kind: str, rows: Ints, owner: Ints, signatures: list[Texts], apis: Texts | None = None
-    ) -> Floats:
+    ) -> Array:
         if not len(rows):
             return np.zeros(0)
         looked_up = self.model.find(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Ints
 from pipeline.errors import InputError, TraceError
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
@@ -29,8 +29,6 @@ from pipeline.trace.load import load_trace
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Ints = npt.NDArray[np.int64]
 
 
 BASELINES = {

@@ -14,15 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Array, Ints
 from pipeline.errors import InputError
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Program
 from pipeline.simulate.timeline import Timeline
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 CONVERGED_US = 0.01
 """Passes end when no meeting moves by more than this time, in µs."""
@@ -41,7 +38,7 @@ class Role:
     """
 
     program: Program
-    kernel_us: Floats
+    kernel_us: Array
     meetings: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     begin_us: float = 0.0
     ranks: int = 1

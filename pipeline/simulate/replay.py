@@ -149,14 +149,10 @@ def refuse_unlinked(source: TraceSelection) -> None:
     """
     trace = source.act.trace
     if source.act.on_cpu:
-        launches = [
-            name
-            for name in trace.names[trace.is_category(*API_CATEGORIES)]
-            if KERNEL_LAUNCHES.match(name)
-        ]
-        if launches:
+        launches = trace.where("name", KERNEL_LAUNCHES.match) & trace.is_category(*API_CATEGORIES)
+        if launches.any():
             raise TraceError(
-                f"{trace.path}: {len(launches)} kernel launches, but no GPU events: the profiler"
+                f"{trace.path}: {launches.sum()} kernel launches, but no GPU events: the profiler"
                 " lost them (no permission for CUPTI, or a second profiler); record the trace with"
                 " activities=[CPU, CUDA]"
             )
@@ -227,16 +223,17 @@ def _write(target: TraceSelection, replayed: Sequence[Replayed], path: str | Pat
     base = int(trace.metadata.get("baseTimeNanoseconds", 0))
     if Path(path).suffix == ".html":  # the page begins at 0
         base = min(r.iteration.start_ns for r in replayed)
-    steps = [(r.timeline, (r.iteration.start_ns - base) / 1000.0) for r in replayed]
-    beside = measured_rows(
-        target.act, [(r.iteration, begin) for r, (_, begin) in zip(replayed, steps, strict=True)]
+    shown = [(r.iteration, r.timeline, (r.iteration.start_ns - base) / 1000.0) for r in replayed]
+    beside = measured_rows(target.act, [(iteration, begin) for iteration, _, begin in shown])
+    beside += shifted_rows(target.act, shown)
+    write_timeline(
+        [(timeline, begin) for _, timeline, begin in shown],
+        path,
+        names=[list(trace.names[events[iteration.calls]]) for iteration, *_ in shown],
+        beside=beside,
+        title=f"{Path(trace.path).name}: predicted and measured iterations",
+        measured_us=[iteration.span_us for iteration, *_ in shown],
     )
-    shifted = [(r.iteration, step, begin) for r, (step, begin) in zip(replayed, steps, strict=True)]
-    beside += shifted_rows(target.act, shifted)
-    names = [list(trace.names[events[r.iteration.calls]]) for r in replayed]
-    title = f"{Path(trace.path).name}: predicted and measured iterations"
-    measured = [r.iteration.span_us for r in replayed]
-    write_timeline(steps, path, names=names, beside=beside, title=title, measured_us=measured)
 
 
 def _folds(

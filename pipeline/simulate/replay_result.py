@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array
 from pipeline.prediction import Arithmetic, facts_of
 from pipeline.readable import milliseconds
 from pipeline.simulate.program import Program
@@ -70,7 +70,7 @@ class ReplayResult:
         """Mean over the evaluated iterations: `measured`, `predicted`, `active_measured`, `active_predicted`, ..."""
         return float(np.mean(self._each(what)))
 
-    def _each(self, what: str) -> npt.NDArray[np.float64]:
+    def _each(self, what: str) -> Array:
         """A figure of every evaluated iteration in µs, shape (iterations,)."""
         pick: dict[str, Callable[[Replayed], float]] = {
             "measured": lambda r: r.iteration.span_us,
@@ -87,9 +87,9 @@ class ReplayResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The output of `steptime replay --json`."""
-        measured, queued = self.mean("measured"), self.mean("queued")
-        step = {"measured": measured - queued, "predicted": self.mean("predicted") - queued}
-        train_mean = self.mean("train_mean")
+        measured, predicted, queued = map(self.mean, ("measured", "predicted", "queued"))
+        active = {name: self.mean(f"active_{name}") for name in ("measured", "predicted")}
+        step_us = measured - queued
         return {
             "trace": str(self.trace.path),
             "device": self.trace.device,
@@ -98,32 +98,25 @@ class ReplayResult:
             "split": self.split,
             "held_out": self.held_out,
             "measured_us": measured,
-            "predicted_us": self.mean("predicted"),
-            "error": self.mean("predicted") / measured - 1.0,
+            "predicted_us": predicted,
+            "error": predicted / measured - 1.0,
             "mean_absolute_error": self.mean("absolute_error"),
             "queued_us": queued,
-            "step_measured_us": step["measured"],
-            "step_predicted_us": step["predicted"],
-            "step_error": step["predicted"] / step["measured"] - 1.0,
+            "step_measured_us": step_us,
+            "step_predicted_us": predicted - queued,
+            "step_error": (predicted - queued) / step_us - 1.0,
             "time_per_batch_us": self.time_per_batch_us,
-            **facts_of(self.arithmetic, step["measured"]),
-            "active_measured_us": self.mean("active_measured"),
-            "active_predicted_us": self.mean("active_predicted"),
-            "idle_measured_us": measured - self.mean("active_measured"),
-            "idle_predicted_us": self.mean("predicted") - self.mean("active_predicted"),
+            **facts_of(self.arithmetic, step_us),
+            "active_measured_us": active["measured"],
+            "active_predicted_us": active["predicted"],
+            "idle_measured_us": measured - active["measured"],
+            "idle_predicted_us": predicted - active["predicted"],
             "host_us": self.mean("host"),
             "critical_path": self.critical_path(),
             "baselines": {
-                "queued_and_kernels_us": self.mean("queued_and_kernels"),
-                "queued_and_kernels_error": self.mean("queued_and_kernels") / measured - 1.0,
-                "queued_and_kernels_mean_absolute_error": self._baseline_error(
-                    "queued_and_kernels"
-                ),
-                "train_mean_us": train_mean,
-                "train_mean_error": (
-                    train_mean / measured - 1.0 if self._train_mean_is_held_out else None
-                ),
-                "train_mean_mean_absolute_error": self._baseline_error("train_mean"),
+                **self._baseline("queued_and_kernels", True),
+                # halves that predict each other have a common mean, which is also the measured one
+                **self._baseline("train_mean", self.held_out and self.split != "halves"),
             },
             "overheads": overhead_summary(self.overheads),
             "host_evidence": {
@@ -144,16 +137,17 @@ class ReplayResult:
             "notes": [*self.trace.notes, *self.notes],
         }
 
-    @property
-    def _train_mean_is_held_out(self) -> bool:
-        """Whether the mean over the baseline is a prediction. Halves that predict each other have a common mean, which is
-        also the measured one, whatever the errors of the iterations are.
-        """
-        return self.held_out and self.split != "halves"
+    def _baseline(self, name: str, predicts: bool) -> dict[str, float | None]:
+        """Mean of a baseline in µs, its error, and the mean absolute error of iterations, as fractions.
 
-    def _baseline_error(self, which: str) -> float:
-        """Mean absolute error of a baseline, as a fraction."""
-        return float(np.mean(np.abs(self._each(which) / self._each("measured") - 1.0)))
+        The error of the mean is None where the mean is no prediction.
+        """
+        each, measured = self._each(name), self._each("measured")
+        return {
+            f"{name}_us": float(each.mean()),
+            f"{name}_error": float(each.mean() / measured.mean() - 1.0) if predicts else None,
+            f"{name}_mean_absolute_error": float(np.abs(each / measured - 1.0).mean()),
+        }
 
     def critical_path(self) -> dict[str, Any]:
         """Parts of the critical path of the predicted span, as means over the evaluated iterations.

@@ -12,18 +12,14 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Array, Flags, Ints
 from pipeline.hardware.rank_layout import stream_of
 from pipeline.hardware.stages import Task, order
 from pipeline.simulate.compiled_walk import BESIDE_COLLECTIVES, SLOWED
 from pipeline.simulate.critical_path import step_ends
 from pipeline.simulate.program import Program
 from pipeline.simulate.program_changes import only_rows, without_calls, without_host
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 FORWARD, BACKWARD, LAST_BACKWARD, UPDATE = "forward", "backward", "last backward", "update"
 """Passes of a captured micro-batch. In the last backward pass, replicas may exchange gradients."""
@@ -39,12 +35,12 @@ class Pass:
         busy: on a device that has always work queued.
     """
 
-    host: Floats
-    alone: Floats
-    busy: Floats
+    host: Array
+    alone: Array
+    busy: Array
 
     @classmethod
-    def of(cls, program: Program, times: Floats, which: Ints, host_scale: Floats) -> Pass:
+    def of(cls, program: Program, times: Array, which: Ints, host_scale: Array) -> Pass:
         """Simulate a pass; arguments as of `critical_path.step_times`."""
         alone, host = step_ends(program, times, which, host_scale)
         busy, _ = step_ends(without_host(program), times, which, host_scale)
@@ -60,7 +56,7 @@ class Pass:
         more = (count - 1) * np.maximum(self.host, self.busy)
         return Pass(count * self.host, self.alone + more, count * self.busy)
 
-    def __add__(self, us: Floats) -> Pass:
+    def __add__(self, us: Array) -> Pass:
         """This pass and a time after it in which the device waits."""
         return Pass(self.host, self.alone + us, self.busy + us)
 
@@ -113,8 +109,8 @@ class PartPasses:
     ends: Mapping[str, Pass]
     layer: Mapping[str, Pass]
     layers: int
-    exchanges_us: tuple[Floats, Floats] | None = None
-    exchange_us: Floats | None = None
+    exchanges_us: tuple[Array, Array] | None = None
+    exchange_us: Array | None = None
 
     def of(self, kind: str) -> Pass:
         """A pass through the part, without exchange beside it."""
@@ -136,7 +132,7 @@ class PartPasses:
         return whole + (np.maximum(computed, moved) - whole.busy)
 
 
-def _beside(clocks: tuple[Floats, Floats], taken: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+def _beside(clocks: tuple[Array, Array], taken: tuple[Array, Array]) -> tuple[Array, Array]:
     """Ends of computing and of exchanging after one more layer, whose gradients are exchanged when it ends."""
     (computed, moved), (busy, exchange) = clocks, taken
     beside = np.maximum(moved - computed, 0.0) * SLOWED
@@ -155,19 +151,19 @@ class Schedule:
         begin_us, end_us: of each of `tasks` on the device in the first draw.
     """
 
-    step_us: Floats
-    host_us: Floats
+    step_us: Array
+    host_us: Array
     tasks: Sequence[Sequence[Task]]
-    begin_us: Sequence[Floats]
-    end_us: Sequence[Floats]
+    begin_us: Sequence[Array]
+    end_us: Sequence[Array]
 
 
 def simulate_schedule(
     parts: Sequence[PartPasses],
     stages: int,
     count: int,
-    moved_us: Floats,
-    joined_us: Floats,
+    moved_us: Array,
+    joined_us: Array,
     loop: bool = False,
 ) -> Schedule:
     """Simulate the stages of a pipeline together: a pass begins when what it needs has arrived.
@@ -192,7 +188,7 @@ def simulate_schedule(
         for part in parts
     ]
     host, device = np.zeros((stages, draws)), np.full((stages, draws), -np.inf)
-    arrived: dict[tuple[int, int, bool], Floats] = {}
+    arrived: dict[tuple[int, int, bool], Array] = {}
     begins: list[list[float]] = [[] for _ in orders]
     ends: list[list[float]] = [[] for _ in orders]
     moving = True

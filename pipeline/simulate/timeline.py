@@ -25,15 +25,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags, Ints
 from pipeline.schemas import SCHEMAS
 from pipeline.simulate.program import BACKLOG, NO_CALL, Program
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
-
-def union_us(start: Floats, end: Floats) -> Floats:
+def union_us(start: Array, end: Array) -> Array:
     """Time covered by at least one interval, per draw. The inputs have shape (calls, draws)."""
     if not len(start):
         return np.zeros(start.shape[1])
@@ -41,7 +38,7 @@ def union_us(start: Floats, end: Floats) -> Floats:
     start, end = np.take_along_axis(start, order, 0), np.take_along_axis(end, order, 0)
     reach = np.maximum.accumulate(end, axis=0)
     covered_from = np.maximum(start[1:], reach[:-1])
-    out: Floats = (end[0] - start[0]) + np.maximum(end[1:] - covered_from, 0.0).sum(axis=0)
+    out: Array = (end[0] - start[0]) + np.maximum(end[1:] - covered_from, 0.0).sum(axis=0)
     return out
 
 
@@ -66,12 +63,12 @@ class Timeline:
     """
 
     program: Program
-    kernel_us: Floats
-    carried_us: Floats
-    row_start: Floats
-    row_end: Floats
-    device_start: Floats
-    device_end: Floats
+    kernel_us: Array
+    carried_us: Array
+    row_start: Array
+    row_end: Array
+    device_start: Array
+    device_end: Array
     launch_cause: Ints
     host_cause: Ints
     device_cause: Ints
@@ -82,49 +79,44 @@ class Timeline:
         return int(self.kernel_us.shape[0])
 
     @cached_property
-    def host_us(self) -> Floats:
+    def host_us(self) -> Array:
         """Time at which the host is done, per draw."""
         return self.row_end.max(axis=0) if len(self.row_end) else np.zeros(self.draws)
 
     @cached_property
-    def step_us(self) -> Floats:
+    def step_us(self) -> Array:
         """Step time: when host and device are done, the device but for what it carries to the next step, per draw."""
         ran = self._ran
         if not ran.any():
             return self.host_us
-        device_us: Floats = self.device_end[ran].max(axis=0) - self.carried_us
+        device_us: Array = self.device_end[ran].max(axis=0) - self.carried_us
         return np.maximum(self.host_us, device_us)
 
     @cached_property
-    def active_us(self) -> Floats:
+    def active_us(self) -> Array:
         """Device active time, in which at least one call runs, per draw."""
         return union_us(self.device_start[self._ran], self.device_end[self._ran])
 
     @property
-    def busiest_us(self) -> Floats:
+    def busiest_us(self) -> Array:
         """Time of the calls of the stream with most of it, per draw."""
         p, busy_us = self.program, np.zeros((len(self.program.streams), self.draws))
         launches = p.call >= 0
         lasted = np.nan_to_num(self.device_end - self.device_start)[p.call[launches]]
         np.add.at(busy_us, p.stream[launches], lasted)
-        busiest: Floats = busy_us.max(axis=0, initial=0.0)
+        busiest: Array = busy_us.max(axis=0, initial=0.0)
         return busiest
 
     @property
-    def idle_us(self) -> Floats:
+    def idle_us(self) -> Array:
         """The rest of the step, per draw."""
         return self.step_us - self.active_us
 
     @cached_property
     def _ran(self) -> Flags:
-        ran: Flags = (
-            ~np.isnan(self.device_start[:, 0])
-            if self.draws
-            else np.zeros(len(self.device_start), bool)
-        )
-        return ran
+        return np.asarray(~np.isnan(self.device_start[:, :1]).all(axis=1))
 
-    def active_of(self, calls: Flags) -> Floats:
+    def active_of(self, calls: Flags) -> Array:
         """Active time of some of the calls (computation, communication), per draw."""
         chosen = calls & self._ran
         return union_us(self.device_start[chosen], self.device_end[chosen])
@@ -132,16 +124,10 @@ class Timeline:
     @property
     def bound(self) -> str:
         """What takes most of the critical path of the first draw: `host`, `device` (computation) or `communication`."""
-        path = self.critical
-        communicates = self.program.communicates
-        lasted = (self.device_end - self.device_start)[:, 0]
-        communication = (
-            float(lasted[path.calls & communicates].sum()) if communicates.any() else 0.0
-        )
-        computation = path.device_us - communication
-        if path.host_us > computation and path.host_us > communication:
-            return "host"
-        return "communication" if communication > computation else "device"
+        path, lasted = self.critical, (self.device_end - self.device_start)[:, 0]
+        moving = float(lasted[path.calls & self.program.communicates].sum())
+        parts = {"device": path.device_us - moving, "communication": moving, "host": path.host_us}
+        return max(parts, key=lambda name: parts[name])
 
     @property
     def communication_us(self) -> tuple[float, float]:
@@ -156,14 +142,20 @@ class Timeline:
         return critical_path(self)
 
     @property
-    def item_times(self) -> tuple[Floats, Floats]:
+    def item_times(self) -> tuple[Array, Array]:
         """Begin and end of each item on the host in the first draw, µs, shape (items,)."""
         p, count = self.program, len(self.program.items.node)
-        begin = np.where(p.previous >= 0, self.row_end[p.previous, 0], 0.0) + p.lead_us
         first, last = np.full(count, np.inf), np.zeros(count)
-        np.minimum.at(first, p.item, np.minimum(begin, self.row_start[:, 0]))
+        np.minimum.at(first, p.item, self._row_begin)
         np.maximum.at(last, p.item, self.row_end[:, 0])
         return first, last
+
+    @property
+    def _row_begin(self) -> Array:
+        """Begin of each row on the host in the first draw, after the gap before its item, µs."""
+        p = self.program
+        begin = np.where(p.previous >= 0, self.row_end[p.previous, 0], 0.0) + p.lead_us
+        return np.minimum(begin, self.row_start[:, 0])
 
     def to_frame(self, calls: pd.DataFrame | None = None) -> pd.DataFrame:
         """The timeline of the first draw as a `prediction` table: one row per call, or per host-only item.
@@ -171,13 +163,9 @@ class Timeline:
         Args:
             calls: the calls of the program, with those of `CALL_COLUMNS` that are known.
         """
-        p, items = self.program, self.program.items
-        begin = np.where(p.previous >= 0, self.row_end[p.previous, 0], 0.0) + p.lead_us
-        begin = np.minimum(begin, self.row_start[:, 0])
-        rows_on_path, calls_on_path = self.critical.rows, self.critical.calls
+        p, items, path = self.program, self.program.items, self.critical
         call = p.call
-        runs = call >= 0
-        at = np.maximum(call, 0)
+        runs, at = call >= 0, np.maximum(call, 0)
 
         def device(values: npt.NDArray[Any], none: object = np.nan) -> npt.NDArray[Any]:
             out = np.full(len(p), none, object if none is None else float)
@@ -194,7 +182,7 @@ class Timeline:
             "name": items.name[p.item],
             "thread": p.thread,
             "phase": items.phase[p.item],
-            "host_start_us": begin,
+            "host_start_us": self._row_begin,
             "host_end_us": self.row_end[:, 0],
             "call": pd.Series(call).where(runs).astype("Int64"),
             "stream": pd.Series(streams).where(runs).astype("Int64"),
@@ -202,8 +190,7 @@ class Timeline:
             "device_end_us": device(self.device_end[:, 0]),
             "kernel_us": device(self.kernel_us[0]),
             "host_evidence": items.evidence[p.item],
-            "on_critical_path": rows_on_path
-            | (runs & (calls_on_path[at] if len(calls_on_path) else False)),
+            "on_critical_path": path.rows | (runs & np.append(path.calls, False)[at]),
         }
         if calls is not None:
             frame |= {name: column(calls, name) for name in CALL_COLUMNS if name in calls}
@@ -286,37 +273,21 @@ def critical_path(step: Timeline) -> CriticalPath:
     launching = np.flatnonzero(p.call >= 0)
     launch_row[p.call[launching]] = launching
     begin, done = step.device_start[:, 0], step.device_end[:, 0]
-    columns = [
-        np.ascontiguousarray(column)
-        for column in (
-            _before_on_thread(p.thread),
-            p.previous,
-            p.lead_us + p.gap_us,
-            p.api_us,
-            p.tail_us,
-            p.stream,
-            p.backlog_us + step.carried_us[0],
-            launch_row,
-            step.row_start[:, 0],
-            step.row_end[:, 0],
-            begin,
-            done,
-            step.launch_cause,
-            step.host_cause,
-            step.device_cause,
-        )
-    ]
-    moments = np.empty(
-        2 * (len(p) + p.call_count), np.int64
-    )  # the walk visits both ends of a row or call at most once
+    columns: tuple[tuple[npt.NDArray[Any], ...], ...] = (
+        (_before_on_thread(p.thread), p.previous, p.stream, step.launch_cause, step.host_cause),
+        (p.lead_us + p.gap_us, p.api_us, p.tail_us, step.row_start[:, 0], step.row_end[:, 0]),
+        (launch_row, step.device_cause),
+        (begin, done, p.backlog_us + step.carried_us[0]),
+    )
+    # the walk visits both ends of a row or call at most once; plain code reads lists faster than arrays
+    moments = np.empty(2 * (len(p) + p.call_count), np.int64)
     places = np.empty_like(moments)
-    if is_loaded():
-        walk, read = compiled(_walk_back), columns
-    else:
-        walk, read = (
-            _walk_back,
-            [column.tolist() for column in columns],
-        )  # plain code reads lists faster than arrays
+    loaded = is_loaded()
+    walk: Any = compiled(_walk_back) if loaded else _walk_back
+    read = [
+        tuple(np.ascontiguousarray(each) if loaded else each.tolist() for each in part)
+        for part in columns
+    ]
     last = _last(step)
     count, host, queued, latency, gap, returned = walk(
         *read, float(p.sync_return_us), *last, moments, places
@@ -338,31 +309,16 @@ def critical_path(step: Timeline) -> CriticalPath:
 
 
 def _walk_back(  # type: ignore[no-untyped-def]
-    own,
-    previous,
-    lead,
-    api,
-    tail,
-    stream,
-    backlog,
-    launch_row,
-    row_start,
-    row_end,
-    begin,
-    done,
-    launch_cause,
-    host_cause,
-    device_cause,
-    sync_return,
-    moment,
-    at,
-    moments,
-    places,
+    rows, row_us, calls, device_us, sync_return, moment, at, moments, places
 ):
     """Walk back from the last moment of a step, with the data of its first draw.
 
     It fills `moments` and `places`. Returns their number, and the times of the path: host, queued, latency, gap, return.
     """
+    own, previous, stream, launch_cause, host_cause = rows
+    lead, api, tail, row_start, row_end = row_us
+    launch_row, device_cause = calls
+    begin, done, backlog = device_us
     host = queued = latency = gap = returned = 0.0
     count = 0
     while at >= 0:  # a row or a call, negative where the path ends

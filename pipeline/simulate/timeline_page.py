@@ -15,8 +15,10 @@ from __future__ import annotations
 import gzip
 import html
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,10 @@ import pandas as pd
 
 from pipeline.families import COLOURS
 from pipeline.schemas import atomic_path
+from pipeline.simulate.chrome_trace import Event
+from pipeline.simulate.step_rows import EARLIER, PHASE_NAMES
 from pipeline.simulate.timeline import Timeline
-from pipeline.simulate.timeline_events import EARLIER, Event, timeline_events
+from pipeline.simulate.timeline_events import timeline_events
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 
@@ -35,12 +39,11 @@ COLOURED = 7
 
 OTHER = "other kernels"
 
+NAMED_ROWS = ("phase on the host", "phase on the GPU", "communication")
+"""Rows whose slices have the colour of their name."""
 
-class _Numbers(dict[str, int]):
-    """Numbers for texts, in order of their first use."""
-
-    def __missing__(self, text: str) -> int:
-        return self.setdefault(text, len(self))
+LATENCIES = ("launch latency", "gap between calls")
+"""Slices of the critical path that are no time of the host and of no kernel."""
 
 
 KINDS = ("html", "json.gz", "json")
@@ -109,7 +112,7 @@ def page_data(events: Sequence[Event], title: str) -> dict[str, Any]:
         if event["ph"] == "X":
             slices.setdefault((event["pid"], event["tid"]), []).append(event)
     kernels = _coloured([event for event in events if event.get("cat") == "kernel"])
-    names, colours, details = _Numbers(), _Numbers(), _Numbers()
+    names, colours, details = (defaultdict[str, int](count().__next__) for _ in range(3))
     rows, place = [], {}
     for number, row in enumerate(sorted(slices, key=lambda key: (order.get(key[0], 99), key))):
         own = sorted(slices[row], key=lambda event: (event["ts"], -event["dur"]))
@@ -157,34 +160,25 @@ def _rows_of(
     events: Sequence[Event],
 ) -> tuple[dict[int, str], dict[int, int], dict[tuple[int, int], str]]:
     """Names of processes, their order, and names of threads."""
-    named = [event for event in events if event["ph"] == "M"]
-    group = {
-        event["pid"]: str(event["args"]["name"])
-        for event in named
-        if event["name"] == "process_name"
-    }
-    order = {
-        event["pid"]: int(event["args"]["sort_index"])
-        for event in named
-        if event["name"] == "process_sort_index"
-    }
-    label = {
-        (event["pid"], event["tid"]): str(event["args"]["name"])
-        for event in named
-        if event["name"] == "thread_name"
-    }
-    return group, order, label
+    stated: dict[str, dict[tuple[int, int], Any]] = defaultdict(dict)
+    for event in events:
+        if event["ph"] == "M":
+            (value,) = event["args"].values()
+            stated[event["name"]][event["pid"], event["tid"]] = value
+    group = {pid: name for (pid, _), name in stated["process_name"].items()}
+    order = {pid: index for (pid, _), index in stated["process_sort_index"].items()}
+    return group, order, stated["thread_name"]
 
 
 def _coloured(kernels: Sequence[Event]) -> dict[str, str]:
     """Colour of each kernel's name: that of its family, or of itself without one; the shortest share a colour."""
-    spent: dict[str, float] = {}
+    spent = Counter[str]()
     for event in kernels:
-        spent[_family(event["name"])] = spent.get(_family(event["name"]), 0.0) + event["dur"]
-    own = set(sorted(spent, key=lambda name: -spent[name])[:COLOURED])
+        spent[_family(event["name"])] += event["dur"]
+    own = {family for family, _ in spent.most_common(COLOURED)}
     return {
-        name: _family(name) if _family(name) in own else OTHER
-        for name in {str(event["name"]) for event in kernels}
+        event["name"]: family if (family := _family(event["name"])) in own else OTHER
+        for event in kernels
     }
 
 
@@ -199,21 +193,14 @@ def _colour(event: Event, kernels: dict[str, str]) -> str:
     """What a slice's colour stands for."""
     if event["name"] in kernels and event["cat"] in ("kernel", "critical path"):
         return kernels[event["name"]]
-    if (
-        event["cat"] in ("phase on the host", "phase on the GPU", "communication")
-        or event["name"] == EARLIER
-    ):
+    if event["cat"] in NAMED_ROWS or event["name"] == EARLIER:
         return str(event["name"])
     if event["cat"] in ("cpu_op", "module"):
         phase = str(event["args"].get("phase", "operator"))
-        return {"data": "inputs"}.get(phase, phase)
-    if event["cat"] == "critical path":
-        return (
-            str(event["name"])
-            if event["name"] in ("launch latency", "gap between calls")
-            else "host time"
-        )
-    return str(event["cat"])
+        return PHASE_NAMES.get(phase, phase)
+    if event["cat"] == "critical path" and event["name"] not in LATENCIES:
+        return "host time"
+    return str(event["name" if event["cat"] == "critical path" else "cat"])
 
 
 def _detail(args: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.arrays import Array, Flags, Ints, Texts
 from pipeline.hardware.occupancy import limits_of_device, resident_blocks
 from pipeline.overheads.extraction import ItemKeys
 from pipeline.overheads.overhead_model import OverheadModel
@@ -32,10 +33,6 @@ from pipeline.trace.kineto_fields import (
     Category,
 )
 from pipeline.trace.linked_trace import first_after_warm_up
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Iteration:
     calls: Ints
     start_ns: int
     end_ns: int
-    kernel_us: Floats
+    kernel_us: Array
     active_us: float
 
     @property
@@ -182,11 +179,11 @@ def program_from_trace(
         waits: for each call the calls of other streams that it must await, numbered within the iteration.
     """
     items, actions, calls = iteration.items, iteration.actions, iteration.calls
-    local_item = np.full(len(act.item), -1, np.int64)
+    local_item = np.full(len(act.item), -1)
     local_item[items] = np.arange(len(items))
     previous = np.where(act.previous[items] >= 0, local_item[act.previous[items]], -1)
     previous[1:] = np.where(previous[1:] < 0, np.arange(len(items) - 1), previous[1:])
-    local_call = np.full(len(act.action_event), -1, np.int64)
+    local_call = np.full(len(act.action_event), -1)
     local_call[act.call_action[calls][::-1]] = np.arange(len(calls))[
         ::-1
     ]  # the first of several calls
@@ -234,20 +231,14 @@ def _with_event_waits(program: Program, act: Activity, iteration: Iteration) -> 
     known = known[columns["wait_event"][known] >= 0]
     if not len(known):
         return program
-    named = dict(zip(columns["correlation"][known].tolist(), known.tolist(), strict=True))
+    named = act.trace.by_correlation(known, known)
     runtime = act.trace.is_category(*API_CATEGORIES) & (columns["pid"] == act.trace.process)
     records = np.flatnonzero(runtime & act.trace.texts_in("name", RECORD_APIS))
-    recorded = dict(
-        zip(
-            columns["correlation"][records].tolist(),
-            columns["ts_ns"][records].tolist(),
-            strict=True,
-        )
-    )
+    recorded = act.trace.by_correlation(records, columns["ts_ns"][records])
     events = act.action_event[iteration.actions]
     launched = act.action_start[act.call_action[calls]]
     stream, gpu = columns["stream"][act.call_event[calls]], columns["device"][act.call_event[calls]]
-    lists = [program.wait_calls[a:b].tolist() for a, b in pairwise(program.wait_offsets.tolist())]
+    lists = [part.tolist() for part in np.split(program.wait_calls, program.wait_offsets[1:-1])]
     kind = program.kind.copy()
     rows = np.flatnonzero(program.kind != Kind.HOST)  # one for each action
     for at in np.flatnonzero(act.trace.texts_in("name", EVENT_SYNC_APIS)[events]).tolist():
@@ -286,7 +277,7 @@ def _with_extra_calls(
     extra = np.flatnonzero(~launched)
     if not len(extra):
         return program
-    row_of_call = np.full(len(calls), -1, np.int64)
+    row_of_call = np.full(len(calls), -1)
     row_of_call[program.call[program.call >= 0]] = np.flatnonzero(program.call >= 0)
     base = row_of_call[local_call[act.call_action[calls[extra]]]]
     order = np.argsort(np.concatenate([np.arange(len(program)), base + 0.5]), kind="stable")
@@ -374,7 +365,7 @@ def _properties(act: Activity) -> Mapping[str, int] | None:
     return None
 
 
-def _known(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+def _known(values: npt.NDArray[np.generic]) -> Array:
     """Values as floats, NaN where the trace states none."""
     return np.where(values == MISSING, np.nan, values.astype(np.float64))
 
@@ -383,7 +374,7 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 < value < 2**40
 
 
-def _product(texts: npt.NDArray[np.object_]) -> Ints:
+def _product(texts: Texts) -> Ints:
     """Product of each text `[x,y,z]`; 0 for other text, and for absent text (the last entry)."""
     out = np.zeros(len(texts) + 1, np.int64)
     for i, text in enumerate(texts):

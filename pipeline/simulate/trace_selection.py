@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Flags, Ints
 from pipeline.overheads.extraction import (
     ItemKeys,
     cut_calls,
@@ -27,9 +27,6 @@ from pipeline.simulate.trace_program import Iteration, iterations, shows_queue
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.host_activity import Activity, activity
 from pipeline.trace.linked_trace import Trace, first_after_warm_up
-
-Flags = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,7 @@ class TraceSelection:
         if not len(self.one_time):
             return self
         cut = TraceSelection.of(cut_calls(self.act.trace, self.one_time))
-        numbers = {iteration.number for iteration in self.chosen}
-        return cut.only([iteration for iteration in cut.chosen if iteration.number in numbers])
+        return cut.only([each for each in cut.chosen if self.flags[each.number]])
 
 
 def learn(train: Sequence[TraceSelection], waiting: bool = False) -> tuple[pd.DataFrame, WaitModel]:

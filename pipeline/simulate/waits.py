@@ -17,14 +17,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Ints, Texts
 from pipeline.overheads.extraction import ItemKeys
 from pipeline.simulate.trace_program import Iteration
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import API_CATEGORIES, RECORD_APIS, WAIT_EVENT_APIS
 
-Ints = npt.NDArray[np.int64]
 Edge = tuple[str, str, int, int, int]
 """(op, kernel, occurrence, stream of the waiter, stream awaited)."""
 
@@ -170,9 +169,7 @@ def _named(act: Activity) -> dict[int, _Named]:
     return {corr: _Named(*(max(v, -1) for v in rest)) for corr, *rest in zip(*values, strict=True)}
 
 
-def _occurrence(
-    names: npt.NDArray[np.object_], kernels: npt.NDArray[np.object_], order: Ints
-) -> Ints:
+def _occurrence(names: Texts, kernels: Texts, order: Ints) -> Ints:
     """How many calls of the same op and kernel were launched before each call."""
     seen: dict[tuple[str, str], int] = {}
     out = np.zeros(len(names), np.int64)

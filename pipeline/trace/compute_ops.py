@@ -7,14 +7,10 @@ allocation) are host time.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
+from pipeline.arrays import Flags
 from pipeline.trace import nesting
 from pipeline.trace.kineto_fields import Category
 from pipeline.trace.linked_trace import Trace
-
-Flags = npt.NDArray[np.bool_]
 
 COMPOSITE = frozenset(
     {
@@ -158,15 +154,8 @@ VIEWS = frozenset(
 
 def compute_ops(trace: Trace) -> Flags:
     """Which events are calls to the CPU as device."""
-    vocabulary = trace.vocabulary["name"]
-    op = trace.is_category(Category.OP)
-    work = (
-        np.array([_computes(text) for text in vocabulary] + [False], bool)[trace.columns["name"]]
-        & op
-    )
-    parent = trace.columns["parent"]
-    out: Flags = work & (nesting.nearest(parent, work) < 0)
-    return out
+    work = trace.where("name", _computes) & trace.is_category(Category.OP)
+    return work & (nesting.nearest(trace.columns["parent"], work) < 0)
 
 
 def _computes(name: str) -> bool:

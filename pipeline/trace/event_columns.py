@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import astuple
 
+from pipeline.arrays import Texts
 from pipeline.errors import TraceError
 from pipeline.trace.event_records import ATTRIBUTES, NO_ARGUMENTS, NO_TEXT, Event, stamps
 from pipeline.trace.file_scan import Batch
@@ -37,7 +38,6 @@ from pipeline.trace.kineto_fields import (
 
 Ints = npt.NDArray[Any]
 """int64, or int32 for codes of texts."""
-Texts = npt.NDArray[np.object_]
 
 _FLOAT_LIMIT_US = 2.0**42
 """Timestamp in µs above which a float64 no longer resolves nanoseconds."""
@@ -138,11 +138,8 @@ class Columns:
             TraceError: an event misses or mistypes a field that every event needs.
         """
         events = [event for event in batch.events if event.ph == "X"]
-        self.ignored += (
-            sum(event.ph in ("B", "E") for event in batch.events)
-            if len(events) < len(batch.events)
-            else 0
-        )
+        if len(events) < len(batch.events):
+            self.ignored += sum(event.ph in ("B", "E") for event in batch.events)
         if not events:
             return
         rows = np.arange(self.rows, self.rows + len(events), dtype=np.int32)
@@ -170,32 +167,27 @@ class Columns:
     def finish(self) -> dict[str, Ints]:
         """One array per column."""
         columns = {}
-        for name in (
-            "ts_ns",
-            "dur_ns",
-            "name",
-            "category",
-            "pid",
-            "tid",
-            *INTEGER_ARGS,
-            *TEXT_ARGS,
-        ):
-            is_text = name in ("name", "category", *TEXT_ARGS)
-            column = np.full(self.rows, -1, np.int32) if is_text else np.full(self.rows, MISSING)
+        texts = ("name", "category", *TEXT_ARGS)
+        for name in ("ts_ns", "dur_ns", "pid", "tid", *texts, *INTEGER_ARGS):
+            column = (
+                np.full(self.rows, -1, np.int32) if name in texts else np.full(self.rows, MISSING)
+            )
             for rows, values in self.parts.pop(name, ()):
                 column[rows] = values
             columns[name] = column
         return columns
 
-    def _texts(self, batch: Batch, fields: Fields, key: str) -> list[str]:
+    def _values(
+        self, batch: Batch, fields: Fields, key: str, types: set[type], what: str
+    ) -> list[Any]:
+        """The values of a field, which must be of some types; `what` says what is wrong with others."""
         values = fields[key]
-        if set(map(type, values)) != {str}:
-            raise self._wrong(
-                batch,
-                lambda event: type(getattr(event, key)) is not str,
-                f"has a {key} that is not text",
-            )
+        if not set(map(type, values)) <= types:
+            raise self._wrong(batch, lambda event: type(getattr(event, key)) not in types, what)
         return values
+
+    def _texts(self, batch: Batch, fields: Fields, key: str) -> list[str]:
+        return self._values(batch, fields, key, {str}, f"has a {key} that is not text")
 
     def _stamps(self, batch: Batch, fields: Fields) -> Ints:
         times = self._numbers(batch, fields, "ts")
@@ -223,19 +215,12 @@ class Columns:
 
     def _numbers(self, batch: Batch, fields: Fields, key: str) -> npt.NDArray[Any]:
         """Times in µs as integers, or as floats if one of them is a float."""
-        values = fields[key]
-        kinds = set(map(type, values))
-        if not kinds <= {int, float}:
-            raise self._wrong(
-                batch,
-                lambda event: type(getattr(event, key)) not in (int, float),
-                f"has a {key} that is not a number",
-            )
+        problem = f"has a {key} that is not a number"
+        values = self._values(batch, fields, key, {int, float}, problem)
+        whole = set(map(type, values)) == {int}
         low, high = _LIMITS_US[key]
         with suppress(OverflowError):
-            times: npt.NDArray[Any] = np.fromiter(
-                values, np.int64 if kinds == {int} else np.float64, len(values)
-            )
+            times: npt.NDArray[Any] = np.fromiter(values, np.int64 if whole else float, len(values))
             if low <= times.min() and times.max() <= high:
                 return times
         raise self._wrong(
@@ -246,16 +231,10 @@ class Columns:
 
     def _process(self, batch: Batch, fields: Fields, key: str) -> Ints:
         """Process or thread ids. Text ids (`Spans`) become negative numbers below any real id."""
-        values = fields[key]
+        values = self._values(batch, fields, key, {int, float, str}, f"has an invalid {key}")
         with suppress(OverflowError):
             if set(map(type, values)) == {int}:
                 return np.fromiter(values, np.int64, len(values))
-        if not set(map(type, values)) <= {int, float, str}:
-            raise self._wrong(
-                batch,
-                lambda event: type(getattr(event, key)) not in (int, float, str),
-                f"has an invalid {key}",
-            )
         return np.array([self._process_number(value) for value in values], np.int64)
 
     def _process_number(self, value: int | float | str) -> int:

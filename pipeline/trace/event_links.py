@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Flags, Ints
 from pipeline.errors import TraceError
 from pipeline.trace import nesting
 from pipeline.trace.event_order import tied_rows
@@ -53,9 +53,6 @@ enclosing events, the later rule has priority."""
 
 _RULE = re.compile("|".join(f"({pattern})" for _, pattern in _PHASE_RULES))
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-
 
 def link(trace: Trace) -> None:
     """Fill in the columns that link events, the device, and the windows of the iterations."""
@@ -71,14 +68,14 @@ def link(trace: Trace) -> None:
     operator = is_op & ~_label_sections(trace, rows, parent, is_op)
 
     def to_events(local: Ints) -> Ints:
-        out = np.full(len(trace), -1, np.int64)
+        out = np.full(len(trace), -1)
         out[rows] = np.append(rows, -1).take(local)  # position -1 means none
         return out
 
     columns["parent"] = to_events(parent)
     columns["top"] = to_events(nesting.outermost(parent, operator))
     columns["op"] = np.where(op, -1, to_events(nesting.nearest(parent, is_op)))
-    columns["launch"] = np.full(len(trace), -1, np.int64)
+    columns["launch"] = np.full(len(trace), -1)
     device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
     unnamed = device[(columns["stream"][device] == MISSING) & (columns["tid"][device] >= 0)]
     columns["stream"][unnamed] = columns["tid"][unnamed]  # Kineto shows streams as threads
@@ -86,16 +83,8 @@ def link(trace: Trace) -> None:
     unknown = (streams < 0) & (streams != MISSING)  # Kineto's number of a stream it does not know
     columns["stream"][device[unknown]] = max(streams.max(initial=0), 0) - streams[unknown]
     runtime = np.flatnonzero(trace.is_category(*API_CATEGORIES))
-    linked = _launches(
-        columns["correlation"][device],
-        columns["ts_ns"][device],
-        columns["correlation"][runtime],
-        columns["ts_ns"][runtime],
-        columns["device"][device],
-        columns["pid"][runtime],
-    )
-    is_linked = linked >= 0
-    launch = np.where(is_linked, runtime[linked] if len(runtime) else -1, -1)
+    launch = _launches(columns, device, runtime)
+    is_linked = launch >= 0
     columns["launch"][device] = launch
     for column in ("top", "op"):
         columns[column][device] = np.where(is_linked, columns[column][launch], -1)
@@ -138,14 +127,14 @@ def _mark_annotations(trace: Trace) -> None:
     """Mark steps, optimizers and loaders as annotations, because PyTorch 1.8 recorded them as operators."""
     columns, vocabulary = trace.columns, trace.vocabulary
     marked = trace.names_begin_with(STEP_MARKER, OPTIMIZER_PREFIX, LOADER_MARKER)
-    marked = marked[vocabulary["category"][columns["category"][marked]] == Category.OP]
+    marked = marked[trace.is_category(Category.OP)[marked]]
     if not len(marked):
         return
-    if Category.ANNOTATION not in vocabulary["category"]:
-        vocabulary["category"] = np.append(vocabulary["category"], str(Category.ANNOTATION)).astype(
-            object
-        )
-    columns["category"][marked] = np.flatnonzero(vocabulary["category"] == Category.ANNOTATION)[0]
+    categories = vocabulary["category"].tolist()
+    if Category.ANNOTATION not in categories:
+        categories.append(str(Category.ANNOTATION))
+        vocabulary["category"] = np.array(categories, object)
+    columns["category"][marked] = categories.index(Category.ANNOTATION)
 
 
 def _find_iterations(
@@ -179,7 +168,7 @@ def _find_iterations(
             f"a single {ZERO_GRAD_MARKER} does not separate steps, so the whole trace counts as one"
             " iteration; to separate them, mark steps with profiler.step()"
         )
-    iteration = np.full(len(trace), -1, np.int64)
+    iteration = np.full(len(trace), -1)
     iteration[main_host] = iteration_of(columns["ts_ns"][main_host], trace.opens, trace.closes)
     iteration[device] = np.where(launch >= 0, iteration[launch], -1)
     columns["iteration"] = iteration
@@ -205,10 +194,10 @@ def _main_process(trace: Trace, launching: Ints) -> int:
 
 def _label_sections(trace: Trace, rows: Ints, parent: Ints, is_op: Flags) -> Flags:
     """Ops that only name a section of code: without namespace (`DistributedDataParallel.forward`), and with ops inside."""
-    plain = np.array([":" not in name for name in trace.vocabulary["name"]], bool)
+    plain = trace.where("name", lambda name: ":" not in name)
     has_child = np.zeros(len(rows), bool)
     has_child[parent[is_op & (parent >= 0)]] = True
-    return plain.take(trace.columns["name"].take(rows)) & has_child & is_op
+    return plain.take(rows) & has_child & is_op
 
 
 def thread_numbers(pid: Ints, tid: Ints) -> Ints:
@@ -293,75 +282,53 @@ def _device_name(metadata: dict[str, Any], columns: Mapping[str, Ints], device: 
     return min(named, key=lambda each: each[0], default=(True, UNNAMED))[1]
 
 
-def _launches(
-    device_correlation: Ints,
-    device_start: Ints,
-    host_correlation: Ints,
-    host_start: Ints,
-    device: Ints,
-    process: Ints,
-) -> Ints:
-    """Row of the runtime call that launched each device event; -1 where no call carries its correlation id.
+def _launches(columns: Mapping[str, Ints], device: Ints, runtime: Ints) -> Ints:
+    """The runtime call that launched each device event; -1 where no call carries its correlation id.
 
     Each process counts its ids from 1, so in a file of several ranks an id alone is ambiguous. Every device is assigned
     to the process whose launches precede its events most closely.
-
-    Args:
-        device_correlation: ids of the device events.
-        device_start: their starts.
-        host_correlation: ids of the runtime calls.
-        host_start: their starts.
-        device: device of each device event.
-        process: process of each runtime call.
     """
+    process, of_device = columns["pid"][runtime], columns["device"][device]
     processes = np.unique(process)
     if len(processes) < 2:
-        return _within(device_correlation, device_start, host_correlation, host_start)
-    out = np.full(len(device_correlation), -1, np.int64)
-    for gpu in np.unique(device):
-        rows = np.flatnonzero(device == gpu)
-        of_any = _within(device_correlation[rows], device_start[rows], host_correlation, host_start)
+        return _by_id(columns, device, runtime)
+    out = np.full(len(device), -1)
+    for gpu in np.unique(of_device):
+        events = device[of_device == gpu]
+        of_any = _by_id(columns, events, runtime)
         best = (np.inf, of_any)
         for user in processes:
-            calls = np.flatnonzero(process == user)
-            matching = _within(
-                device_correlation[rows],
-                device_start[rows],
-                host_correlation[calls],
-                host_start[calls],
-            )
-            linked = matching >= 0
+            launch = _by_id(columns, events, runtime[process == user])
+            linked = launch >= 0
             if linked.any() and linked.sum() >= OWNED_SHARE * (of_any >= 0).sum():
-                launch = calls[np.maximum(matching, 0)]
-                delay = float(np.median(np.abs(device_start[rows] - host_start[launch])[linked]))
-                best = min(best, (delay, np.where(linked, launch, -1)), key=lambda pair: pair[0])
-        out[rows] = best[1]
+                apart = np.abs(columns["ts_ns"][events] - columns["ts_ns"][launch])[linked]
+                best = min(best, (float(np.median(apart)), launch), key=lambda pair: pair[0])
+        out[of_device == gpu] = best[1]
     return out
 
 
-def _within(
-    device_correlation: Ints, device_start: Ints, host_correlation: Ints, host_start: Ints
-) -> Ints:
-    """Launches by id only.
+def _by_id(columns: Mapping[str, Ints], device: Ints, runtime: Ints) -> Ints:
+    """Launches by id only; -1 where there is none.
 
     If several calls have the same id (damaged files), the latest one that began before the device event is used. One
     call may launch many device events (CUDA graphs).
     """
-    rows = np.flatnonzero(host_correlation != MISSING)
-    rows = rows[np.lexsort((host_start[rows], host_correlation[rows]))]
-    out = np.full(len(device_correlation), -1, np.int64)
-    if not len(rows):
+    correlation, start = columns["correlation"], columns["ts_ns"]
+    calls = runtime[correlation[runtime] != MISSING]
+    calls = calls[np.lexsort((start[calls], correlation[calls]))]
+    out = np.full(len(device), -1)
+    if not len(calls):
         return out
-    ids = np.append(host_correlation[rows], [MISSING, MISSING])
-    first = np.searchsorted(ids[:-2], device_correlation)
-    is_known = (ids[first] == device_correlation) & (device_correlation != MISSING)
-    for row in np.flatnonzero(
-        is_known & (ids[first + 1] == device_correlation)
-    ):  # rare: an id that occurs more than once
-        last = int(np.searchsorted(ids[:-2], device_correlation[row], side="right"))
-        stamps = host_start[rows[first[row] : last]]
-        first[row] += max(int(np.searchsorted(stamps, device_start[row], side="right")) - 1, 0)
-    out[is_known] = rows[first[is_known]]
+    wanted = correlation[device]
+    ids = np.append(correlation[calls], [MISSING, MISSING])
+    first = np.searchsorted(ids[:-2], wanted)
+    is_known = (ids[first] == wanted) & (wanted != MISSING)
+    # rare: an id that occurs more than once
+    for row in np.flatnonzero(is_known & (ids[first + 1] == wanted)):
+        last = int(np.searchsorted(ids[:-2], wanted[row], side="right"))
+        before = np.searchsorted(start[calls[first[row] : last]], start[device[row]], side="right")
+        first[row] += max(int(before) - 1, 0)
+    out[is_known] = calls[first[is_known]]
     return out
 
 
@@ -381,14 +348,12 @@ def _phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) 
         device: device events.
         launch: for each of `device` the event that launched it, or -1.
     """
-    name = trace.columns["name"]
-    out = np.full(len(trace), -1, np.int64)
+    out = np.full(len(trace), -1)
     rule = np.array([_rule(text) for text in trace.vocabulary["name"]], np.int8)
     codes = np.array([FORWARD, *(code for code, _ in _PHASE_RULES)])
-    out[rows] = codes.take(nesting.highest(parent, rule.take(name.take(rows))))
+    of_row = rule.take(trace.columns["name"].take(rows))
+    out[rows] = codes.take(nesting.highest(parent, of_row))
     out[device] = np.where(launch >= 0, out[launch], FORWARD)
-    collective = np.array(
-        ["nccl" in text or "rccl" in text for text in trace.vocabulary["name"]], np.bool_
-    )
-    out[device[collective[name[device]]]] = COMMUNICATION
+    collective = trace.where("name", lambda name: "nccl" in name or "rccl" in name)
+    out[device[collective[device]]] = COMMUNICATION
     return out

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeline.trace.event_columns import Ints, Texts, Vocabulary
+from pipeline.arrays import Flags, Texts
+from pipeline.trace.event_columns import Ints, Vocabulary
 from pipeline.trace.kineto_fields import MISSING, TEXT_ARGS, base_api_name, current_category
-
-Flags = npt.NDArray[np.bool_]
 
 _RENAMED: dict[str, Callable[[str], str]] = {"name": base_api_name, "category": current_category}
 """Columns of text of which several spellings mean the same."""

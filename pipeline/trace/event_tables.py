@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Texts
 from pipeline.errors import TableError
 from pipeline.schemas import PROVENANCE_KEY, SCHEMAS, WRITTEN_AS, atomic_path
 from pipeline.trace.linked_trace import Trace, absent
@@ -46,9 +46,7 @@ def write_events(
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 
-def _column(
-    trace: Trace, field: pa.Field, begin: int, texts: npt.NDArray[np.object_] | None
-) -> pa.Array:
+def _column(trace: Trace, field: pa.Field, begin: int, texts: Texts | None) -> pa.Array:
     """A column of the row group that begins at an event; it is checked that it is not empty where it must not be."""
     import pyarrow as pa
 

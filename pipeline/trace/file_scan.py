@@ -77,18 +77,16 @@ class Scanner:
             with self._open() as stream:
                 yield from _joined(self._scan(stream))
         except FileNotFoundError:
-            raise TraceError(f"{self.path}: no such file") from None
+            raise self._error("no such file") from None
         except IsADirectoryError:
-            raise TraceError(
-                f"{self.path}: is a folder; give the path of the trace file in it"
-            ) from None
+            raise self._error("is a folder; give the path of the trace file in it") from None
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise TraceError(
-                f"{self.path}: the gzip data is truncated or damaged after {self.bytes_read}"
+            raise self._error(
+                f"the gzip data is truncated or damaged after {self.bytes_read}"
                 f" unpacked bytes ({error}); copy the file again"
             ) from None
         except OSError as error:
-            raise TraceError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+            raise self._error(f"cannot be read ({error.strerror or error})") from None
 
     def _open(self) -> BufferedIOBase:
         stream = self.path.open("rb")
@@ -122,9 +120,8 @@ class Scanner:
                 count += len(batch.events)
                 text = text[cut:].lstrip()[1:]  # after the comma
             if len(text) > MAX_EVENT_BYTES:
-                raise TraceError(
-                    f"{self.path}: event {count} (byte {self.bytes_read - len(text)}) is too long"
-                    " or never ends"
+                raise self._error(
+                    f"event {count} (byte {self.bytes_read - len(text)}) is too long or never ends"
                 )
             if not ended:
                 data = self._read(stream, len(text))
@@ -157,7 +154,7 @@ class Scanner:
                 raise self._malformed(fault, first) from None
             except ValueError as problem:
                 where = f"after event {first}, before byte {self.bytes_read}"
-                raise TraceError(f"{self.path}: not valid JSON ({where}): {problem}") from None
+                raise self._error(f"not valid JSON ({where}): {problem}") from None
             self.repaired = True
         return Batch(events or [], [elements], first)
 
@@ -168,7 +165,7 @@ class Scanner:
             raise self._malformed(fault, first) from None
 
     def _malformed(self, fault: MalformedElementError, first: int) -> TraceError:
-        return TraceError(f"{self.path}: traceEvents[{first + fault.position}] {fault}")
+        return self._error(f"traceEvents[{first + fault.position}] {fault}")
 
     def _header(self, stream: BufferedIOBase) -> tuple[bytes, bool]:
         """Read up to the event array. Returns the bytes after its bracket and whether the file ended."""
@@ -191,26 +188,25 @@ class Scanner:
 
     def _no_array(self, buffer: bytes) -> TraceError:
         if not buffer.strip():
-            return TraceError(f"{self.path}: the file is empty")
+            return self._error("the file is empty")
         if buffer.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            return TraceError(
-                f"{self.path}: the file is UTF-16 text; save it as UTF-8, as profilers do"
-            )
+            return self._error("the file is UTF-16 text; save it as UTF-8, as profilers do")
         whole, _ = parse_loosely(buffer)
-        if isinstance(whole, dict) and "traceEvents" in whole:
-            return TraceError(f"{self.path}: traceEvents is not a list")
-        if isinstance(whole, dict) and "nodes" in whole:
-            return TraceError(
-                f"{self.path}: this is an execution trace; a profiler trace (traceEvents) is needed"
+        if not isinstance(whole, dict):
+            where = f"byte {len(buffer)}"
+            return self._error(f"not a JSON trace, or truncated before its events ({where})")
+        if "traceEvents" in whole:
+            return self._error("traceEvents is not a list")
+        if "nodes" in whole:
+            return self._error(
+                "this is an execution trace; a profiler trace (traceEvents) is needed"
             )
-        if isinstance(whole, dict):
-            return TraceError(
-                f"{self.path}: no traceEvents in this JSON file; export it with"
-                " prof.export_chrome_trace"
-            )
-        return TraceError(
-            f"{self.path}: not a JSON trace, or truncated before its events (byte {len(buffer)})"
+        return self._error(
+            "no traceEvents in this JSON file; export it with prof.export_chrome_trace"
         )
+
+    def _error(self, problem: str) -> TraceError:
+        return TraceError(f"{self.path}: {problem}")
 
     def _unclosed(self, text: bytes, count: int) -> Iterator[Batch]:
         """The last events of a file that is not strict JSON, or an error with the position where it is cut off."""
@@ -219,8 +215,8 @@ class Scanner:
         )  # Kineto's layout, which works also with unbalanced quotes
         close = close if close > 2 else _structural(text)[1]
         if close < 0:
-            raise TraceError(
-                f"{self.path}: truncated at byte {self.bytes_read}, after event {count}; copy or"
+            raise self._error(
+                f"truncated at byte {self.bytes_read}, after event {count}; copy or"
                 " record the trace again"
             )
         yield self._batch(text[:close], count)
@@ -231,21 +227,19 @@ class Scanner:
         text = rest.strip()
         if self._is_bare_list:
             if text:
-                raise TraceError(
-                    f"{self.path}: unexpected text after the event list, at byte"
-                    f" {self.bytes_read - len(rest)}"
+                raise self._error(
+                    f"unexpected text after the event list, at byte {self.bytes_read - len(rest)}"
                 )
             return
         if text.startswith(b","):
             text = text[1:].lstrip()
         tail = parse_loosely(b"{" + text)[0] if text != b"" else None
         if not isinstance(tail, dict):
-            raise TraceError(
-                f"{self.path}: truncated or damaged after its events (byte"
-                f" {self.bytes_read - len(rest)})"
+            raise self._error(
+                f"truncated or damaged after its events (byte {self.bytes_read - len(rest)})"
             )
         if "traceEvents" in tail:
-            raise TraceError(f"{self.path}: has traceEvents twice; remove one")
+            raise self._error("has traceEvents twice; remove one")
         self.metadata.update(tail)
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Flags, Ints, Texts
 from pipeline.trace.compute_ops import compute_ops
 from pipeline.trace.event_links import refuse_other_devices, thread_numbers
 from pipeline.trace.kineto_fields import (
@@ -29,9 +29,6 @@ from pipeline.trace.kineto_fields import (
     Category,
 )
 from pipeline.trace.linked_trace import Trace
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 STAGED_COPY_BYTES = 64 << 10
 """Largest host-to-device copy from pageable memory, in bytes, that the driver stages without blocking the host."""
@@ -104,18 +101,14 @@ class Activity:
         return self.trace.end_ns[self.action_event]
 
     @property
-    def apis(self) -> npt.NDArray[np.object_]:
+    def apis(self) -> Texts:
         """API name of each action. All kernel launches have one name, because a graph does not show which API a library
         uses.
         """
         if self.on_cpu:
             return np.full(len(self.action_event), CPU_API, object)
-        vocabulary = self.trace.vocabulary["name"]
-        named = np.array(
-            [KERNEL_LAUNCH if KERNEL_LAUNCHES.match(name) else name for name in vocabulary], object
-        )
-        out: npt.NDArray[np.object_] = named[self.trace.columns["name"][self.action_event]]
-        return out
+        launches = self.trace.where("name", KERNEL_LAUNCHES.match)[self.action_event]
+        return np.where(launches, KERNEL_LAUNCH, self.trace.names[self.action_event])
 
     @property
     def call_start(self) -> Ints:
@@ -139,13 +132,12 @@ class Activity:
         Newer traces name the stream, in an event of category cuda_sync with the same correlation. In older traces, a
         wait for a stream is assumed to be for the stream of its thread's last launch, as in `.item()` and copies.
         """
-        stream = np.full(len(self.action_event), -1, np.int64)
+        stream = np.full(len(self.action_event), -1)
         stream[self.call_action[::-1]] = self.call_stream[::-1]
         columns = self.trace.columns
         syncs = self.sync_details
         syncs = syncs[columns["stream"][syncs] >= 0]
-        awaited = stream_ids(self.trace, syncs).tolist()
-        named = dict(zip(columns["correlation"][syncs].tolist(), awaited, strict=True))
+        named = self.trace.by_correlation(syncs, stream_ids(self.trace, syncs))
         apis, thread = self.trace.names[self.action_event], columns["tid"][self.action_event]
         latest: dict[int, int] = {}
         for row in np.argsort(self.action_start, kind="stable").tolist():
@@ -265,12 +257,12 @@ def activity(trace: Trace) -> Activity:
     orphans = action_event[top[action_event] < 0]
     item = np.concatenate([tops, orphans])
     item = item[np.lexsort((item, columns["ts_ns"][item]))]
-    position = np.full(len(trace), -1, np.int64)
+    position = np.full(len(trace), -1)
     position[item] = np.arange(len(item))
     owner = np.where(top[action_event] >= 0, top[action_event], action_event)
     order = np.lexsort((columns["ts_ns"][action_event], position[owner]))
     action_event, action_sync, owner = action_event[order], action_sync[order], owner[order]
-    action_position = np.full(len(trace), -1, np.int64)
+    action_position = np.full(len(trace), -1)
     action_position[action_event] = np.arange(len(action_event))
     call_action = action_position[
         call_event if trace.device == "cpu" else columns["launch"][call_event]
@@ -322,10 +314,7 @@ def _roles(trace: Trace, item: Ints) -> Ints:
     if not len(item):
         return np.empty(0, np.int64)
     code = thread_numbers(trace.columns["pid"][item], trace.columns["tid"][item])
-    prefixed = np.array(
-        [name.startswith(BACKWARD_PREFIX) for name in trace.vocabulary["name"]], bool
-    )
-    backward = prefixed[trace.columns["name"][item]]
+    backward = trace.where("name", lambda name: name.startswith(BACKWARD_PREFIX))[item]
     count = int(code.max()) + 1
     forward_items = np.bincount(code[~backward], minlength=count)
     backward_items = np.bincount(code[backward], minlength=count)
@@ -354,7 +343,7 @@ def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
     by_end = np.argsort(end, kind="stable")
     at = np.searchsorted(end[by_end], start, side="right") - 1
     anywhere = np.where(at >= 0, by_end[np.maximum(at, 0)], -1)
-    own = np.full(count, -1, np.int64)
+    own = np.full(count, -1)
     for role in np.unique(thread):
         rows = np.flatnonzero(thread == role)
         own[rows[1:]] = rows[:-1]
@@ -365,36 +354,20 @@ def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
 
 def _loading(trace: Trace, previous: Ints, start: Ints, end: Ints) -> Flags:
     """Whether a loader annotation begins between the end of the previous item and the start of this one."""
-    loader = np.array(
-        [name.startswith(LOADER_MARKER) for name in trace.vocabulary["name"]] + [False], bool
-    )
-    own = trace.columns["pid"] == trace.process
-    rows = np.flatnonzero(
-        trace.is_category(Category.ANNOTATION) & loader[trace.columns["name"]] & own
-    )
-    if not len(rows):
-        return np.zeros(len(start), bool)
-    stamps = trace.columns["ts_ns"][rows]
+    rows = trace.names_begin_with(LOADER_MARKER)
+    own = trace.is_category(Category.ANNOTATION) & (trace.columns["pid"] == trace.process)
+    stamps = trace.columns["ts_ns"][rows[own[rows]]]
     since = np.where(previous >= 0, end[previous], start)
-    return np.searchsorted(stamps, start, side="right") > np.searchsorted(
-        stamps, since, side="left"
-    )
+    return np.searchsorted(stamps, start, side="right") > np.searchsorted(stamps, since)
 
 
 def _blocking(trace: Trace, call_action: Ints, call_event: Ints, action_event: Ints) -> Flags:
     """Calls for which the host waits: the CPU as device, synchronous copies, copies to or from pageable memory."""
     if trace.device == "cpu":
         return np.ones(len(call_event), bool)
-    vocabulary = trace.vocabulary["name"]
-    api = trace.columns["name"][action_event[call_action]]
-    synchronous = np.array(["emcpy" in text and "Async" not in text for text in vocabulary], bool)[
-        api
-    ]
-    name = trace.columns["name"][call_event]
-    pageable = np.array(["Pageable" in text for text in vocabulary], bool)[name]
-    to_device = np.array(["HtoD" in text for text in vocabulary], bool)[name]
-    staged = to_device & (trace.columns["bytes"][call_event] <= STAGED_COPY_BYTES)
-    out: Flags = trace.is_category(Category.MEMCPY)[call_event] & (
-        synchronous | (pageable & ~staged)
-    )
-    return out
+    copies = trace.where("name", lambda name: "emcpy" in name and "Async" not in name)
+    staged = trace.where("name", lambda name: "HtoD" in name)
+    staged &= trace.columns["bytes"] <= STAGED_COPY_BYTES
+    pageable = trace.where("name", lambda name: "Pageable" in name) & ~staged
+    waits: Flags = copies[action_event[call_action]] | pageable[call_event]
+    return trace.is_category(Category.MEMCPY)[call_event] & waits

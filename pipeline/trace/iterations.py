@@ -20,16 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Ints, Texts
 from pipeline.trace.kineto_fields import LOADER_MARKER, STEP_MARKER, ZERO_GRAD_MARKER
 from pipeline.trace.linked_trace import Trace
 
-Ints = npt.NDArray[np.int64]
-
 
 def windows(
-    names: npt.NDArray[np.object_],
+    names: Texts,
     start: Ints,
     end: Ints,
     span: Callable[[], tuple[int, int]],
@@ -64,7 +62,7 @@ def windows(
     return "", np.array([span()[0]], np.int64), np.array([span()[1] + 1], np.int64)
 
 
-def _rows(names: npt.NDArray[np.object_], start: Ints, marker: str) -> Ints:
+def _rows(names: Texts, start: Ints, marker: str) -> Ints:
     rows = np.flatnonzero([name.startswith(marker) for name in names])
     return rows[np.argsort(start[rows], kind="stable")]
 

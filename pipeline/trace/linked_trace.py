@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Flags, Ints, Texts
 from pipeline.readable import html_table
 from pipeline.trace.kineto_fields import MISSING
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 LINKS = frozenset({"iteration", "parent", "top", "op", "launch"})
 """Columns of positions, where -1 means none."""
@@ -60,7 +59,7 @@ class Trace:
     opens: Ints
     closes: Ints
     columns: dict[str, Ints]
-    vocabulary: dict[str, npt.NDArray[np.object_]]
+    vocabulary: dict[str, Texts]
     metadata: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     process: int = 0
@@ -100,20 +99,25 @@ class Trace:
 
     def texts_in(self, column: str, texts: set[str] | frozenset[str]) -> Flags:
         """Which events have one of the texts in a text column."""
-        hits = np.array([text in texts for text in self.vocabulary[column]] + [False], bool)
+        return self.where(column, texts.__contains__)
+
+    def where(self, column: str, holds: Callable[[str], object]) -> Flags:
+        """Which events have a text in a column for which something holds; it is asked once for each distinct text."""
+        hits = np.array([holds(text) for text in self.vocabulary[column]] + [False], bool)
         return hits.take(self.columns[column])
+
+    def by_correlation(self, events: Ints, values: Ints) -> dict[int, int]:
+        """A value of each of some events, by their correlation ids."""
+        return dict(zip(self.columns["correlation"][events].tolist(), values.tolist(), strict=True))
 
     def names_begin_with(self, *prefixes: str) -> Ints:
         """Events whose name begins with one of some prefixes, ascending."""
-        hits = np.array(
-            [name.startswith(prefixes) for name in self.vocabulary["name"]] + [False], bool
-        )
-        return np.flatnonzero(hits.take(self.columns["name"]))
+        return np.flatnonzero(self.where("name", lambda name: name.startswith(prefixes)))
 
     @cached_property
-    def names(self) -> npt.NDArray[np.object_]:
+    def names(self) -> Texts:
         """Name of every event."""
-        out: npt.NDArray[np.object_] = self.vocabulary["name"][self.columns["name"]]
+        out: Texts = self.vocabulary["name"][self.columns["name"]]
         return out
 
     @cached_property

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.arrays import Ints
 from pipeline.errors import TraceError
 from pipeline.trace.event_columns import Columns
 from pipeline.trace.event_links import link
 from pipeline.trace.event_order import in_order, without_duplicates
 from pipeline.trace.file_scan import Scanner
 from pipeline.trace.kineto_fields import MISSING, STEP_MARKER
-from pipeline.trace.linked_trace import Ints, Trace
+from pipeline.trace.linked_trace import Trace
 
 
 def load_trace(path: str | Path) -> Trace:

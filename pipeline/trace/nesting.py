@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from pipeline.arrays import Flags, Ints
+
 Levels = npt.NDArray[np.int8]
 
 

@@ -17,15 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags, Ints
 from pipeline.families.conv_shape import ConvShape
 from pipeline.families.dims import Dims
 from pipeline.hardware.spec import GpuSpec
 from pipeline.transfer.gpu_features import Algorithm, Tiling, alignment, last_wave, side_by_side
-
-Array = npt.NDArray[np.float64]
 
 ROUTES = ("implicit", "winograd", "transformed")
 """Names of the routes, in the order in which a model holds them."""
@@ -64,7 +62,7 @@ class _Convolutions:
     outputs: Array
     padded: Array
     traffic: Array
-    small: npt.NDArray[np.bool_]
+    small: Flags
 
     @classmethod
     def of(cls, d: Dims, gpu: GpuSpec) -> _Convolutions:
@@ -95,7 +93,7 @@ class _Convolutions:
 
     def per_l2(self, size: Array) -> Array:
         """Logarithm of bytes over the L2 size."""
-        return np.asarray(np.log(size / self.gpu.l2_bytes))
+        return np.log(size / self.gpu.l2_bytes)
 
 
 def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Algorithm]:
@@ -191,7 +189,7 @@ def _tile_use(
     return [f for each in tilings for f in (np.log(each.waves), each.last_wave, each.filled)]
 
 
-def routes_of_kernels(samples: pd.DataFrame) -> npt.NDArray[np.int64]:
+def routes_of_kernels(samples: pd.DataFrame) -> Ints:
     """Index in `ROUTES` of the route that each row's kernel name shows, -1 where it shows none; shape (rows,)."""
     texts = samples.reindex(columns=["kernel_name", "grid"]).astype(object).fillna("").astype(str)
     name = texts["kernel_name"].str.lower()

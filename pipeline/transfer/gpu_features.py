@@ -15,16 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array
 from pipeline.families import work_of
 from pipeline.families.conv_shape import ConvShape
 from pipeline.families.dims import Dims
 from pipeline.families.family import MAX_WARP_ROW
 from pipeline.hardware.spec import GpuSpec
-
-Array = npt.NDArray[np.float64]
 
 TILES = (
     (128, 128),
@@ -111,7 +109,7 @@ class Tiling:
 
 def last_wave(waves: Array) -> Array:
     """Fullness of the last wave of blocks, shape (rows,)."""
-    return np.asarray(waves / np.ceil(waves))
+    return waves / np.ceil(waves)
 
 
 def side_by_side(*features: Array | float) -> Array:
@@ -267,11 +265,9 @@ def block_threads(width: Array) -> Array:
         np.minimum(np.floor(width / VECTOR), MAX_THREADS) / 2.0,
         1.0,
     )
-    return np.asarray(
-        np.maximum(
-            2.0 ** np.ceil(np.log2(np.floor(wanted))),
-            WARP,
-        )
+    return np.maximum(
+        2.0 ** np.ceil(np.log2(np.floor(wanted))),
+        WARP,
     )
 
 
@@ -297,4 +293,4 @@ def _rounds(width: Array, threads: Array, shift: int) -> Array:
     left = np.maximum(width - threads + shift, 0.0) if shift else width
     vectors = np.floor(left / (VECTOR * threads))
     singles = np.ceil((left - vectors * VECTOR * threads) / threads)
-    return np.asarray(vectors + singles + (1.0 if shift else 0.0))
+    return vectors + singles + (1.0 if shift else 0.0)

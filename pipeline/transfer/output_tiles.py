@@ -15,17 +15,15 @@ many bytes.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Ints
 from pipeline.families.dims import Dims, values_of
 from pipeline.families.tensor_cores import BYTES
 from pipeline.families.tensor_products import misaligned
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, sustained_gflop_per_s
 from pipeline.transfer.gpu_features import Algorithm, Tiling, alignment, last_wave, side_by_side
-
-Array = npt.NDArray[np.float64]
 
 TILES = ("128x128", "128x64", "64x64", "32x128", "128x32")
 """Tiles, as columns x rows of the outputs, in the order in which a model holds them."""
@@ -87,7 +85,7 @@ def batched_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Algorithm]:
     return tiles
 
 
-def tiles_of_kernels(samples: pd.DataFrame) -> npt.NDArray[np.int64]:
+def tiles_of_kernels(samples: pd.DataFrame) -> Ints:
     """Index in `TILES` of the tile that each row's kernel name shows, -1 where it shows none; shape (rows,)."""
     if "kernel_name" not in samples.columns:
         return np.full(len(samples), -1, dtype=np.int64)

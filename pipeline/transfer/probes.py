@@ -27,12 +27,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array
 from pipeline.families import FAMILIES, work_of
 from pipeline.hardware.spec import GpuSpec
 from pipeline.transfer.gpu_features import call_features
 from pipeline.transfer.utilisation import Correction, UtilisationModel
-
-Array = npt.NDArray[np.float64]
 
 CORRECTED_EFFECTS = ("compute", "memory", "floor")
 """Effects for which `Correction` has a factor."""
@@ -100,12 +99,7 @@ class CovarianceInputs:
     def rows(self, at: npt.NDArray[Any]) -> CovarianceInputs:
         """Some of the calls."""
         groups = tuple(group[at] for group in self.groups)
-        return CovarianceInputs(
-            self.log_latency[at],
-            self.effects[at],
-            groups,
-            self.op[at],
-        )
+        return CovarianceInputs(self.log_latency[at], self.effects[at], groups, self.op[at])
 
 
 def covariance_inputs(
@@ -121,26 +115,12 @@ def covariance_inputs(
     """
     around = correction or Correction()
     smaller = float(np.exp(-LOG_STEP))
+    less_l2 = max(int(gpu.l2_bytes * smaller), 1)
     moved = [
-        (
-            gpu,
-            replace(
-                around,
-                **{name: getattr(around, name) + LOG_STEP},
-            ),
-        )
-        for name in CORRECTED_EFFECTS
+        *((gpu, replace(around, **{e: getattr(around, e) + LOG_STEP})) for e in CORRECTED_EFFECTS),
+        (replace(gpu, tdp_w=gpu.tdp_w * smaller), around),
+        (replace(gpu, l2_bytes=less_l2), around),
     ]
-    moved.append((replace(gpu, tdp_w=gpu.tdp_w * smaller), around))
-    moved.append(
-        (
-            replace(
-                gpu,
-                l2_bytes=max(int(gpu.l2_bytes * smaller), 1),
-            ),
-            around,
-        )
-    )
     base, *others = (
         np.log(model.kernel_and_latency(calls, spec, correction=at)[1])
         for spec, at in [(gpu, around), *moved]
@@ -158,7 +138,7 @@ def _groups(
     names = [name for name in FAMILIES[family].required if name in calls.columns]
     features = call_features(family, calls, gpu)
     with np.errstate(divide="ignore", invalid="ignore"):
-        sizes = np.log(calls[names].to_numpy(dtype=np.float64)) / 2.0
+        sizes = np.log(calls[names].to_numpy(dtype=float)) / 2.0
         intensity = np.log(work.flops / work.bytes)
         amount = [
             intensity,
@@ -291,7 +271,7 @@ def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Ca
         probes: rows with `op`, dims and `latency_us`, measured on `gpu`.
         gpu: the GPU of the probes.
     """
-    target = np.log(probes["latency_us"].to_numpy(dtype=np.float64))
+    target = np.log(probes["latency_us"].to_numpy(dtype=float))
     prior, count = ProbePrior.of(model.probe_prior), len(CORRECTED_EFFECTS)
     scale = np.asarray(prior.effects[:count]) ** 2
     correction, trust = Correction(), np.ones(len(probes))

@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags, Ints
 from pipeline.families import work_of
 from pipeline.families.dims import Dims, values_of
 from pipeline.families.tensor_cores import on_tensor_cores as convolved
@@ -36,8 +36,6 @@ from pipeline.transfer.probes import P90_SIGMAS, Calibration
 from pipeline.transfer.shipped_models import covered, estimate, kernel_us, load_models, tensor_model
 from pipeline.transfer.utilisation import UtilisationModel
 from pipeline.transfer.utilisation_terms import algorithms_of_kernels
-
-Array = npt.NDArray[np.float64]
 
 RESIDUAL_SHARE: dict[str, float] = {
     "gemm": 0.0, "bmm": 0.0, "conv2d_forward": 0.5, "elementwise": 0.0, "softmax": 0.0,
@@ -59,6 +57,9 @@ WAVE_SHARE: dict[str, float] = {"conv2d_forward": 0.1}
 
 The weight is small because the errors of wave scaling are much larger. It is not 0 because their causes differ from
 those of the other two methods."""
+
+TIMES = ["predicted_us", "p10_us", "p90_us"]
+"""Columns of a method's times and of the ends of their intervals."""
 
 STEP_WAVE_SHARE = dict.fromkeys(COMPUTE_FAMILIES, 0.5)
 """Weight, in log time, of wave scaling (in convolutions: of `by_bound`) beside the cross-GPU model in products of a step.
@@ -91,15 +92,8 @@ def by_wave(
     figures.
     """
     g = wave.gamma(wave.intensity_of(samples), origin if origin_gamma else destination)
-    whole, launches = (
-        (samples["family"] != "gemm").to_numpy(),
-        wave.Launches.of(
-            samples,
-        ),
-    )
-    predicted = wave.scale(
-        Dims(samples)("latency_us"), launches, origin, destination, g, exact=whole
-    )
+    whole, launches = (samples["family"] != "gemm").to_numpy(), wave.Launches.of(samples)
+    predicted = wave.scale(Dims(samples)("latency_us"), launches, origin, destination, g, whole)
     return with_interval(samples, predicted, WAVE_LOG_SIGMA, "wave", origin, destination)
 
 
@@ -135,16 +129,11 @@ def by_auto(
         if roofline:
             latency = latency * by_roofline(part, name, origin, destination) ** roofline
         if waves:
-            latency = latency * result["predicted_us"].to_numpy(dtype=np.float64)[at] ** waves
+            latency = latency * result["predicted_us"].to_numpy(dtype=float)[at] ** waves
         kind = "utilisation" if calibration is None else "utilisation+probes"
-        bounds = {
-            "p10_us": latency * np.exp(low),
-            "p90_us": latency * np.exp(high),
-        }
-        row = pd.DataFrame(
-            {"predicted_us": latency, **bounds, "method": kind, "evidence": "transferred"},
-            part.index,
-        )
+        ends = latency, latency * np.exp(low), latency * np.exp(high)
+        times = dict(zip(TIMES, ends, strict=True))
+        row = pd.DataFrame({**times, "method": kind, "evidence": "transferred"}, part.index)
         result.iloc[at] = row
     return at_least_min_duration(result, samples, destination)
 
@@ -166,8 +155,8 @@ def step_calls_us(
         for gpu in (origin, destination)
     )
     share = STEP_WAVE_SHARE.get(model.family, 0.0)
-    measured = part["latency_us"].to_numpy(dtype=np.float64)
-    return np.asarray((measured * there / here) ** (1.0 - share) * waves**share)
+    measured = part["latency_us"].to_numpy(dtype=float)
+    return (measured * there / here) ** (1.0 - share) * waves**share
 
 
 def on_tensor_cores(
@@ -188,7 +177,7 @@ def on_tensor_cores(
     if tensor is None and not model.family.startswith("conv2d"):
         return None
 
-    def on(gpu: GpuSpec) -> tuple[Array, npt.NDArray[np.bool_]]:
+    def on(gpu: GpuSpec) -> tuple[Array, Flags]:
         """Modelled times on a GPU, and which of them are those of its tensor cores."""
         us = np.array(
             model.kernel_and_latency(part, gpu, correction=model.own_correction(gpu.name))[0],
@@ -208,13 +197,11 @@ def on_tensor_cores(
         return us, able
 
     (here, on_origin), (there, on_destination) = on(origin), on(destination)
-    measured = part["latency_us"].to_numpy(dtype=np.float64)
+    measured = part["latency_us"].to_numpy(dtype=float)
     return np.where(on_origin == on_destination, measured * there / here, there)
 
 
-def _convolutions_on_tensor_cores(
-    part: pd.DataFrame, gpu: GpuSpec
-) -> tuple[npt.NDArray[np.bool_], Array]:
+def _convolutions_on_tensor_cores(part: pd.DataFrame, gpu: GpuSpec) -> tuple[Flags, Array]:
     """Convolutions that tensor cores compute, and their times with channels innermost (NHWC).
 
     In a trace, the kernels that change the layout of images around a convolution are separate calls.
@@ -228,8 +215,8 @@ def at_least_min_duration(
     result: pd.DataFrame, samples: pd.DataFrame, destination: GpuSpec
 ) -> pd.DataFrame:
     """Raise predictions below the shortest kernel time of their family; intervals are scaled with them."""
-    measured = samples["latency_us"].to_numpy(dtype=np.float64)
-    predicted = result["predicted_us"].to_numpy(dtype=np.float64)
+    measured = samples["latency_us"].to_numpy(dtype=float)
+    predicted = result["predicted_us"].to_numpy(dtype=float)
     raised = predicted.copy()
     for name, at in samples.groupby(samples["family"].astype(str)).indices.items():
         raised[at] = raised_to_min_duration(
@@ -238,14 +225,13 @@ def at_least_min_duration(
             destination,
             measured[at],
         )
-    columns = ["predicted_us", "p10_us", "p90_us"]
     factor = np.divide(
         raised,
         predicted,
         out=np.ones_like(raised),
         where=predicted > 0,
     )
-    return result.assign(**result[columns].astype(float).mul(factor, axis=0))
+    return result.assign(**result[TIMES].astype(float).mul(factor, axis=0))
 
 
 def by_roofline(part: pd.DataFrame, family: str, origin: GpuSpec, destination: GpuSpec) -> Array:
@@ -257,9 +243,7 @@ def by_roofline(part: pd.DataFrame, family: str, origin: GpuSpec, destination: G
             work.flops / gpu.peak_gflop_per_s(), work.bytes / gpu.peak_dram_gb_per_s()
         )
 
-    return np.asarray(
-        part["latency_us"].to_numpy(dtype=np.float64) * bound(destination) / bound(origin)
-    )
+    return part["latency_us"].to_numpy(dtype=float) * bound(destination) / bound(origin)
 
 
 def by_bound(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
@@ -271,9 +255,9 @@ def by_bound(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
     """
     origin, destination = _on_equal_terms(origin, destination)
     launches, d = wave.Launches.of(calls), Dims(calls)
-    intensity, dtype = d("intensity"), d.text("dtype", "fp32")
+    intensity, dtype = d("intensity"), d.dtype
 
-    def bound(gpu: GpuSpec) -> tuple[Array, npt.NDArray[np.int64]]:
+    def bound(gpu: GpuSpec) -> tuple[Array, Ints]:
         """Time for each byte, ns, and what bounds it: arithmetic, DRAM or threads; shape (rows,)."""
         peak = values_of(
             dtype, {name: gpu.peak_gflop_per_s(name) for name in DTYPES}, gpu.peak_gflop_per_s()
@@ -322,7 +306,7 @@ def _residual(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec) -> A
     _, modelled = model.kernel_and_latency(
         part, origin, floors, model.own_correction(origin.name), algorithm
     )
-    return np.asarray(part["latency_us"].to_numpy(dtype=np.float64) / modelled)
+    return part["latency_us"].to_numpy(dtype=float) / modelled
 
 
 def with_interval(
@@ -335,11 +319,9 @@ def with_interval(
 ) -> pd.DataFrame:
     """The rows of a method, with the interval of a standard deviation of the log error; on the origin itself it is empty."""
     moved = origin != destination
-    half, evidence = (
-        np.exp(P90_SIGMAS * np.asarray(sigma) * moved),
-        "transferred" if moved else "measured",
-    )
-    interval = {"predicted_us": predicted, "p10_us": predicted / half, "p90_us": predicted * half}
+    half = np.exp(P90_SIGMAS * np.asarray(sigma) * moved)
+    interval = dict(zip(TIMES, (predicted, predicted / half, predicted * half), strict=True))
+    evidence = "transferred" if moved else "measured"
     return pd.DataFrame({**interval, "method": method, "evidence": evidence}, index=samples.index)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags
 from pipeline.families import FAMILIES
 from pipeline.families.convolutions import sampled_kind
 from pipeline.families.dims import Dims, is_one_of
@@ -22,7 +22,7 @@ from pipeline.model_files import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.output_tiles import FAMILY as TENSOR
 from pipeline.transfer.probes import Calibration
-from pipeline.transfer.utilisation import Array, Correction, UtilisationModel, load_cached
+from pipeline.transfer.utilisation import Correction, UtilisationModel, load_cached
 
 HALF_FAMILIES = ("softmax", "layer_norm")
 """Families whose cross-GPU models also predict half precision."""
@@ -53,7 +53,7 @@ def load_models() -> dict[str, UtilisationModel]:
     return {name: load_cached(path) for name, path in files.items() if path is not None}
 
 
-def covered(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def covered(calls: pd.DataFrame) -> Flags:
     """Whether the cross-GPU models cover each call, shape (rows,): forward, in fp32, of a covered family, with all dims.
 
     Softmax and layer norm are also covered in half precision, which halves their bytes but not their instructions.
@@ -61,7 +61,7 @@ def covered(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """
     d = Dims(calls)
     family = d.text("family")
-    dtype = d.text("dtype", "fp32")
+    dtype = d.dtype
     able = is_one_of(family, COVERED_FAMILIES) & is_one_of(dtype, ("fp32",))
     able |= is_one_of(family, HALF_FAMILIES) & is_one_of(dtype, HALF_DTYPES)
     able &= ~d.backward() & sampled_kind(d)
@@ -126,7 +126,7 @@ def predict_calls(
             (calibrations or {}).get(name),
         )
         raised = raised_to_min_duration(kernel, name, gpu)
-        half = is_one_of(Dims(part).text("dtype", "fp32"), HALF_DTYPES)
+        half = is_one_of(Dims(part).dtype, HALF_DTYPES)
         if half.any():
             raised = np.where(
                 half,
@@ -156,12 +156,12 @@ def half_rows_us(kernel_us: Array, family: str, d: Dims, gpu: GpuSpec) -> Array:
     figures, width = Physics.of(gpu), d("H")
     if family == "layer_norm":
         start = figures.start_us(family) * VECTORISED_NORM_SHARE
-        return np.asarray(np.maximum(HALF_NORM_SHARE * kernel_us, start))
+        return np.maximum(HALF_NORM_SHARE * kernel_us, start)
     narrow_us = (
         np.nan_to_num(d("B", 1.0) * width) / NARROW_SOFTMAX_PER_CLOCK / figures.clocks_per_us()
     )
     elements_us = np.where(width <= MAX_WARP_ROW, narrow_us, unaligned_rows_us(d, figures))
-    return np.asarray(np.maximum(kernel_us, figures.start_us(family) + elements_us))
+    return np.maximum(kernel_us, figures.start_us(family) + elements_us)
 
 
 def tensor_model() -> UtilisationModel | None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Ints
 from pipeline.families import work_of
 from pipeline.families.dims import Dims
 from pipeline.graph.execution_trace import DTYPES
@@ -26,8 +27,6 @@ from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import Category
 from pipeline.transfer import scaling_methods as methods
 from pipeline.transfer.shipped_models import load_models
-
-Ints = npt.NDArray[np.int64]
 
 PRODUCT_OPS = {
     "aten::addmm": "gemm", "aten::mm": "gemm", "aten::linear": "gemm", "aten::bmm": "bmm",
@@ -109,28 +108,28 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     table = events.loc[act.call_event[calls], columns].reset_index(drop=True)
     table = table.astype({name: object for name in ("name", "category", "grid", "block")})
     launch = act.action_event[act.call_action[calls]]
-    op_event = events["op"].to_numpy(dtype=np.float64, na_value=np.nan)[launch]
+    op_event = events["op"].to_numpy(dtype=float, na_value=np.nan)[launch]
     linked = ~np.isnan(op_event)
     row = np.where(linked, op_event, 0).astype(np.int64)
     op = np.where(linked, act.trace.names[row], "unknown")
 
     def of_op(name: str) -> npt.NDArray[Any]:
         """A column of the launching ops; None where a trace lacks the column or a call has no op."""
-        absent = np.full(len(row), None, object)
-        column: npt.NDArray[Any] = (
-            events[name].astype(object).to_numpy()[row] if name in events else absent
-        )
-        return np.where(linked, column, absent)
+        if name not in events:
+            return np.full(len(row), None, object)
+        column = events[name].astype(object).to_numpy()[row]
+        column[~linked] = None
+        return column
 
     latency_us = (act.call_end - act.call_start)[calls] / 1000.0
     top = events["top"].fillna(-1).to_numpy(np.int64)[launch]
     step_event = np.where(top >= 0, top, row)
     frame = table.rename(columns={"name": "kernel_name"}).assign(
-        op=op, latency_us=latency_us, op_event=row
-    )
-    frame["step_event"], frame["step_op"] = (
-        step_event,
-        np.where(linked, act.trace.names[step_event], op),
+        op=op,
+        latency_us=latency_us,
+        op_event=row,
+        step_event=step_event,
+        step_op=np.where(linked, act.trace.names[step_event], op),
     )
     name = frame["kernel_name"].astype(str)
     moves = frame["category"].isin([Category.MEMCPY, Category.MEMSET])
@@ -167,15 +166,10 @@ def _with_work(frame: pd.DataFrame, inputs: list[tuple[str, Any, Any]]) -> pd.Da
     )
     guessed = ((frame["family"] == "conv2d_forward") & frame["padding"].isna()).to_numpy()
     # input shapes do not show stride and padding: assume the values of most convolutions and of the training samples
-    usual = {
-        "stride": 1.0,
-        "stride_w": 1.0,
-        "dilation": 1.0,
-        "padding": np.floor(frame["kernel_size"] / 2),
-        "padding_w": np.floor(frame["kernel_size_w"] / 2),
-    }
-    for column, value in usual.items():
-        frame[column] = frame[column].astype(float).fillna(value)
+    for column in WINDOW_DIMS:
+        sizes = frame[column.replace("padding", "kernel_size")].astype(float)
+        usual = sizes // 2 if column.startswith("padding") else 1.0
+        frame[column] = frame[column].astype(float).fillna(usual)
     flops = np.array([_flops(*each) for each in inputs])
     # each operand is read, and as much is written or, for the second gradient of a convolution, read again
     elements = [
@@ -218,11 +212,7 @@ def traced_arithmetic(calls: pd.DataFrame, gpu: GpuSpec) -> Arithmetic | None:
     if flops.empty or calls["flops"].isna().any():
         return None
     peaks = {str(dtype): gpu.datasheet_gflop_per_s(str(dtype)) / 1000 for dtype in flops.index}
-    return Arithmetic(
-        float(flops.sum()),
-        str(flops.index[0]),
-        peaks,
-    )
+    return Arithmetic(float(flops.sum()), str(flops.index[0]), peaks)
 
 
 def _half_precision_type(types: Any) -> str:
@@ -251,27 +241,12 @@ def _dims(op: str, shapes: Any, values: Any = None) -> dict[str, Any]:
         left, right = matrices
         batch, rows = (left[0], left[1:-1]) if family == "bmm" else (1, left[:-1])
         k = right[0] if op == "aten::linear" else right[-1]
-        return {
-            "family": family,
-            "B": batch,
-            "M": int(np.prod(rows)),
-            "N": left[-1],
-            "K": k,
-        }
+        return {"family": family, "B": batch, "M": int(np.prod(rows)), "N": left[-1], "K": k}
     if op in CONVOLUTIONS and len(sizes) >= 2 and len(sizes[0]) == 4 and len(sizes[1]) == 4:
-        (b, c, height, width), (out, per_group, window, window_w) = sizes[:2]
-        return {
-            "family": "conv2d_forward",
-            "B": b,
-            "in_channels": c,
-            "out_channels": out,
-            "kernel_size": window,
-            "kernel_size_w": window_w,
-            "input_size": height,
-            "input_size_w": width,
-            "groups": max(c // max(per_group, 1), 1),
-            **_window(op, values),
-        }
+        (b, c, *image), (out, per_group, *window) = sizes[:2]
+        groups = max(c // max(per_group, 1), 1)
+        stated = zip(CONVOLUTION_DIMS, (c, out, *window, *image, groups), strict=True)
+        return {"family": "conv2d_forward", "B": b, **dict(stated), **_window(op, values)}
     return {}
 
 
@@ -303,18 +278,10 @@ def _window(op: str, values: Any) -> dict[str, int]:
     stride, padding, dilation = (3, 2, 4) if op == "aten::cudnn_convolution" else (3, 4, 5)
     try:
         arguments = json.loads(values)
-        (high, wide), (above, left), (apart, _) = (
-            _pair(arguments[at]) for at in (stride, padding, dilation)
-        )
+        pairs = [_pair(arguments[at]) for at in (stride, padding, dilation)]
     except (TypeError, ValueError, IndexError):
         return {}
-    return {
-        "stride": high,
-        "stride_w": wide,
-        "padding": above,
-        "padding_w": left,
-        "dilation": apart,
-    }
+    return dict(zip(WINDOW_DIMS, (side for pair in pairs for side in pair), strict=False))
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -393,22 +360,19 @@ def transferred(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> p
         )
         if on_cores is not None:
             times[cores], method[cores] = on_cores, "tensor"
-        bounds = {
-            "p10_us": times * np.exp(model.log_p10),
-            "p90_us": times * np.exp(model.log_p90),
-        }
-        moved.iloc[at] = beside.assign(predicted_us=times, method=method, **bounds)
+        low, high = (times * np.exp(end) for end in (model.log_p10, model.log_p90))
+        moved.iloc[at] = beside.assign(predicted_us=times, method=method, p10_us=low, p90_us=high)
     moved = methods.at_least_min_duration(moved, calls, destination)
     bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
     pcie = origin.pcie_gb_per_s / destination.pcie_gb_per_s
-    kinds = {
-        "link": ("link_ratio", pcie),
-        "copy": ("bandwidth_ratio", bandwidth),
-        "collective": ("unchanged", 1.0),
-    }
-    for kind, (by, ratio) in kinds.items():
+    kinds = (
+        ("link", "link_ratio", pcie),
+        ("copy", "bandwidth_ratio", bandwidth),
+        ("collective", "unchanged", 1.0),
+    )
+    for kind, by, ratio in kinds:
         rows = calls[calls["kind"] == kind]
-        times = rows["latency_us"].to_numpy(dtype=np.float64) * ratio
+        times = rows["latency_us"].to_numpy(dtype=float) * ratio
         moved.loc[rows.index] = methods.with_interval(
             rows, times, methods.WAVE_LOG_SIGMA, by, origin, destination
         )

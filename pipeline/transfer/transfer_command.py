@@ -29,9 +29,6 @@ from pipeline.transfer.probes import calibrate_all
 from pipeline.transfer.scaling_methods import METHODS, by_auto
 from pipeline.transfer.shipped_models import load_models
 
-PAPERS_NETWORKS = "evaluation/training/published_networks.py"
-"""Where the networks of Habitat and Surfer are trained and compared."""
-
 ADDED_COLUMNS = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
 """Columns that the output has in addition to those of the input."""
 
@@ -61,10 +58,6 @@ def transfer_command(
         InputError: an unknown GPU or method, a table that cannot be used, or an output that is also an input.
     """
     origin, destination = load_gpu(from_gpu), load_gpu(to_gpu)
-    if method_name == "mlp":
-        raise InputError(
-            f"method mlp: a checkout trains its networks by {PAPERS_NETWORKS}; give auto"
-        )
     if method_name not in METHODS:
         raise UnknownNameError("method", method_name, list(METHODS))
     if probes is not None and method_name != "auto":
@@ -131,14 +124,7 @@ def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
     op = table["op"].astype(str)
     family = op.map(NEUSIGHT_OPS).fillna(op.where(op.isin(list(FAMILIES)), "other"))
     if "family" in table.columns:
-        family = (
-            table["family"]
-            .astype(object)
-            .where(
-                table["family"].notna(),
-                family,
-            )
-        )
+        family = table["family"].astype(object).fillna(family)
     nameless = (table["op"].isna() & (family == "other")).to_numpy(dtype=bool)
     if nameless.any():
         raise TableError(f"{where}: op of row {first_row(nameless)} is empty")
@@ -156,11 +142,7 @@ def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
             columns[name] = pd.Series(numbers(table[name]), index=table.index).astype("Int64")
     if "dtype" in table:
         columns["dtype"] = named_dtypes(table["dtype"], where)
-    return table.assign(
-        family=family.astype(str),
-        op=table["op"].astype(str),
-        **columns,
-    )
+    return table.assign(family=family.astype(str), op=op, **columns)
 
 
 def _warn_of_wave_scaling(samples: pd.DataFrame, predicted: pd.DataFrame, where: str) -> None:

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Ints
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import (
     REBUILD,
@@ -46,8 +46,6 @@ from pipeline.model_files import (
     write_arrays,
 )
 from pipeline.transfer.utilisation_terms import Terms, networks_of, terms
-
-Array = npt.NDArray[np.float64]
 
 KIND = "utilisation"
 """Name of these models in the metadata of their files."""
@@ -140,7 +138,7 @@ class UtilisationModel:
         gpu: GpuSpec,
         floors_us: dict[str, float] | None = None,
         correction: Correction | None = None,
-        algorithm: npt.NDArray[np.int64] | None = None,
+        algorithm: Ints | None = None,
     ) -> tuple[Array, Array]:
         """Kernel time and latency in µs, each of shape (rows,), averaged over the networks in log time.
 
@@ -156,14 +154,14 @@ class UtilisationModel:
         op, code = calls["op"].astype(str), self.op_codes(calls)
         floors = self.floors_us if floors_us is None else floors_us
         usual = float(np.median(list(floors.values())))
-        floor = op.map(floors).fillna(usual).to_numpy(dtype=np.float64)
+        floor = op.map(floors).fillna(usual).to_numpy(dtype=float)
         log_floor = np.log(floor) + correction.floor
         by_network = {
             prefix: self._standardised(prefix, found)
             for prefix, found in terms(self.family, calls, gpu).items()
         }
         kernels, latencies = [], []
-        for network, launch in enumerate(self.parameters["launch"].astype(np.float64)):
+        for network, launch in enumerate(self.parameters["launch"].astype(float)):
             times = np.concatenate(
                 [
                     log_kernel_us(
@@ -192,12 +190,12 @@ class UtilisationModel:
         """Parameters of one network, without those that all networks share."""
         shared = (f"{prefix}mean", f"{prefix}scale")
         return {
-            name.removeprefix(prefix): values[network].astype(np.float64)
+            name.removeprefix(prefix): values[network].astype(float)
             for name, values in self.parameters.items()
             if name.startswith(prefix) and name not in shared
         }
 
-    def op_codes(self, calls: pd.DataFrame) -> npt.NDArray[np.int64]:
+    def op_codes(self, calls: pd.DataFrame) -> Ints:
         """Index of each call's op in `ops`; that of the first, the most frequent one, for ops without samples."""
         codes = pd.Index(self.ops).get_indexer(pd.Index(calls["op"].astype(str)))
         return np.asarray(np.maximum(codes, 0), dtype=np.int64)
@@ -252,12 +250,10 @@ class UtilisationModel:
 
 def standardised(x: Array, mean: Array, scale: Array) -> Array:
     """Features after centring, scaling and clipping, shape (..., features)."""
-    return np.asarray(
-        np.clip(
-            (x - mean) / scale,
-            -FEATURE_CLIP,
-            FEATURE_CLIP,
-        )
+    return np.clip(
+        (x - mean) / scale,
+        -FEATURE_CLIP,
+        FEATURE_CLIP,
     )
 
 

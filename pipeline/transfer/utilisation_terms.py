@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Ints
 from pipeline.families import work_of
 from pipeline.families.dims import Dims
 from pipeline.hardware.spec import GpuSpec
@@ -27,8 +27,6 @@ from pipeline.transfer.gpu_features import (
 )
 from pipeline.transfer.output_tiles import FAMILY as TENSOR
 from pipeline.transfer.output_tiles import batched_tiles, tensor_tiles, tiles_of_kernels
-
-Array = npt.NDArray[np.float64]
 
 NOMINAL_STEP_CYCLES = 100.0
 """Nominal cycles per element and resident thread: the unit of a thread step. The network scales it."""
@@ -113,7 +111,7 @@ def terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Terms]:
         return {"": _terms([_only_algorithm(family, calls, gpu)], gpu)}
 
 
-def algorithms_of_kernels(family: str, samples: pd.DataFrame) -> npt.NDArray[np.int64]:
+def algorithms_of_kernels(family: str, samples: pd.DataFrame) -> Ints:
     """Index of the algorithm that each row's kernel name shows, -1 where it shows none; shape (rows,)."""
     if family == "conv2d_forward":
         return routes_of_kernels(samples)

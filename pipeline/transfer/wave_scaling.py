@@ -19,16 +19,14 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags
 from pipeline.families import work_of
 from pipeline.families.dims import Dims
 from pipeline.hardware.occupancy import resident_blocks
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-
-Array = npt.NDArray[np.float64]
 
 UNKNOWN_INTENSITY = 0.25
 """FLOP per byte that are assumed for calls of unknown work.
@@ -82,16 +80,14 @@ def _text_volume(values: pd.Series) -> Array:
         for text in set(values.dropna().astype(str))
     }
     return (
-        values.astype(object)
-        .map(lambda text: sizes.get(str(text), np.nan))
-        .to_numpy(dtype=np.float64)
+        values.astype(object).map(lambda text: sizes.get(str(text), np.nan)).to_numpy(dtype=float)
     )
 
 
 def gamma(intensity: Array, gpu: GpuSpec) -> Array:
     """Degree to which memory limits a call: 1 for pure traffic, near 0 for pure arithmetic, 0.5 at the ridge."""
     ridge = gpu.peak_gflop_per_s() / sustained_dram_gb_per_s(gpu)
-    x = np.asarray(intensity, dtype=np.float64)
+    x = np.asarray(intensity, dtype=float)
     return np.where(x < ridge, 1.0 - x / (2.0 * ridge), ridge / (2.0 * np.maximum(x, 1e-9)))
 
 
@@ -112,7 +108,7 @@ def scale(
     origin: GpuSpec,
     destination: GpuSpec,
     g: Array | float,
-    exact: npt.NDArray[np.bool_] | bool = False,
+    exact: Flags | bool = False,
 ) -> Array:
     """Times on `destination` of kernels measured on `origin`, µs, shape (rows,).
 
@@ -130,4 +126,4 @@ def scale(
     simplified = bandwidth**g * (w_o * clock / w_d) ** (1.0 - g)
     whole = np.ceil(launches.blocks / w_d) / np.ceil(launches.blocks / w_o)
     ratio = whole * (bandwidth * w_d / w_o) ** g * clock ** (1.0 - g)
-    return np.asarray(measured_us * np.where(exact & ~np.isnan(launches.blocks), ratio, simplified))
+    return measured_us * np.where(exact & ~np.isnan(launches.blocks), ratio, simplified)

@@ -93,6 +93,7 @@ def test_a_campaign_runs_whose_profiler_loses_kernels(tmp_path: Path) -> None:
 def test_a_step_is_profiled_again_while_kernels_are_missing(tmp_path: Path) -> None:
     work, plan = small_campaign(tmp_path / "run")
     with pretend(drops=150) as gpu:  # more than the spare kernels of the first session
+        campaign_steps.time_step(work, plan)
         campaign_steps.measure_step(work, plan)
         sessions = gpu.sessions
     facts = json.loads(work.folder.step_times.iloc[0]["config"])
@@ -119,6 +120,7 @@ def test_a_step_that_cannot_be_profiled_keeps_its_times(
     monkeypatch.setattr(campaign_steps, "profile_steps", refuse)
     work, plan = small_campaign(tmp_path / "run")
     with pretend():
+        campaign_steps.time_step(work, plan)
         assert work.run(plan.unit, 0, lambda: campaign_steps.measure_step(work, plan))
     unit = work.folder.units[plan.unit]
     assert (unit["status"], unit["trace"]) == ("done", None)

@@ -23,7 +23,7 @@ import torch
 from pipeline.collect import campaign
 from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.campaign_grid import load_model, plans
-from pipeline.collect.campaign_steps import cap_tables, measure_step
+from pipeline.collect.campaign_steps import cap_tables, measure_step, time_step
 from pipeline.collect.case_timing import Cache
 from pipeline.collect.cases import BUILDERS, Spec
 from pipeline.collect.device import set_tf32
@@ -139,7 +139,9 @@ def test_a_step_runs_in_another_precision(dtype: str, tmp_path: Path, gpu: Prete
     with torch.backends.mkldnn.flags(
         enabled=False
     ):  # oneDNN's LSTM in bf16 needs AVX-512; PyTorch's own runs anywhere
-        measure_step(work, replace(plan, overrides=small, batch_size=2, iterations=2))
+        plan = replace(plan, overrides=small, batch_size=2, iterations=2)
+        time_step(work, plan)
+        measure_step(work, plan)
     on = dtype == "tf32"
     assert seen == {(on, on, "tf32" if on else "ieee")}
     row = folder.step_times.iloc[0]

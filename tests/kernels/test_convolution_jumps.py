@@ -15,11 +15,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pytest
 
 from pipeline.answers.who_answers import kernel_predictor
+from pipeline.arrays import Flags
 from pipeline.families.convolutions import native
 from pipeline.families.dims import Dims
 from pipeline.families.tensor_cores import evenly_grouped, on_tensor_cores
@@ -35,8 +35,6 @@ SHAPES, SEED = 200, 0
 MOST_ELEMENTS = 2**28
 SHORT_US = 100.0
 HALVES = ("batch", "channels", "size", "width")
-
-Flags = npt.NDArray[np.bool_]
 
 
 def shapes() -> pd.DataFrame:

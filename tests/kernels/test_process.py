@@ -117,22 +117,21 @@ def test_lengths_are_found_on_some_rows_and_all_rows_are_used(wave, monkeypatch)
 def test_a_damaged_process_is_refused(wave, damage):
     features, target = wave
     learned = train_gaussian_process(features, target, [find_hyperparameters(features, target, 0)])
-    tensors = learned.tensors("member0.")
+    tensors = learned.tensors()
     np.testing.assert_array_equal(
-        GaussianProcess.from_tensors(tensors, "member0.").predict(features),
+        GaussianProcess.from_tensors(tensors).predict(features),
         learned.predict(features),
     )
     if damage == "missing":
-        del tensors["member0.process_weights"]
+        del tensors["process_weights"]
     elif damage == "shape":
-        tensors["member0.process_weights"] = tensors["member0.process_weights"][:, :-1]
+        tensors["process_weights"] = tensors["process_weights"][:, :-1]
     else:
         tensors |= {
-            f"member0.process_{name}": tensors[f"member0.process_{name}"][:0]
-            for name in ("weights", "lengths")
+            f"process_{name}": tensors[f"process_{name}"][:0] for name in ("weights", "lengths")
         }
     with pytest.raises(PackError, match="rebuild"):
-        GaussianProcess.from_tensors(tensors, "member0.")
+        GaussianProcess.from_tensors(tensors)
 
 
 def test_auto_takes_processes_for_few_samples_and_networks_for_many(curved, v100, monkeypatch):

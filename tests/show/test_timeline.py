@@ -22,8 +22,9 @@ from pipeline.simulate import measured_rows
 from pipeline.simulate import timeline_events as predicted_rows
 from pipeline.simulate.measured_rows import measured_events
 from pipeline.simulate.replay import replay
+from pipeline.simulate.step_rows import EARLIER, critical_slices, idle_slices, lanes
 from pipeline.simulate.timeline import Timeline
-from pipeline.simulate.timeline_events import critical_slices, idle_slices, lanes, timeline_events
+from pipeline.simulate.timeline_events import timeline_events
 from pipeline.simulate.timeline_page import page_data, write_timeline
 from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 
@@ -234,8 +235,8 @@ def test_two_operators_of_one_name_are_two_slices_of_the_path(step: Step) -> Non
 
 def test_idle_gaps_add_up_to_the_idle_time(step: Step) -> None:
     gaps = idle_slices(step.timeline)
-    idle = sum(end - begin for name, begin, end in gaps if name != predicted_rows.EARLIER)
-    assert idle == pytest.approx(step.timeline.idle_us[0]) and gaps[0][0] == predicted_rows.EARLIER
+    idle = sum(end - begin for name, begin, end in gaps if name != EARLIER)
+    assert idle == pytest.approx(step.timeline.idle_us[0]) and gaps[0][0] == EARLIER
     assert all(begin < end for _, begin, end in gaps)
 
 

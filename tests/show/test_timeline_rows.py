@@ -18,8 +18,9 @@ from pipeline.simulate import timeline_events as predicted_rows
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.measured_rows import shifted_rows
 from pipeline.simulate.replay import replay
+from pipeline.simulate.step_rows import EARLIER, PID, idle_slices
 from pipeline.simulate.timeline import Timeline
-from pipeline.simulate.timeline_events import idle_slices, timeline_events
+from pipeline.simulate.timeline_events import timeline_events
 from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.load import load_trace
 from tests.simulate.programs import program
@@ -103,7 +104,7 @@ def test_work_of_the_step_before_is_not_idle() -> None:
     stream              .|--5--|      after a gap of 1
     """
     timeline = simulate(program(action(api=4.0), backlog=(10.0,)), np.array([5.0]))
-    assert idle_slices(timeline) == [(predicted_rows.EARLIER, 0.0, 10.0), ("idle", 10.0, 11.0)]
+    assert idle_slices(timeline) == [(EARLIER, 0.0, 10.0), ("idle", 10.0, 11.0)]
     (event,) = [e for e in timeline_events(timeline) if e.get("cat") == "step"]
     assert (event["dur"], event["args"]["idle_us"]) == (16.0, 1.0)
 
@@ -118,11 +119,7 @@ def test_a_replay_draws_the_measured_step_and_the_difference_below_the_predicted
         8.0,
     )
     assert rows["difference"] == ("predicted 25.00% too short", 106.0, 2.0)
-    order = [
-        e["args"]["name"]
-        for e in events
-        if e["name"] == "thread_name" and e["pid"] == predicted_rows.PID
-    ]
+    order = [e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == PID]
     assert order[:3] == ["step", "measured step", "difference"]
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.arrays import Ints
 from pipeline.trace import nesting
 from pipeline.trace.iterations import iteration_of
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)), max_size=40
 )
-Ints = npt.NDArray[np.int64]
 
 
 def _drawn(intervals: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:

@@ -54,9 +54,7 @@ class Spec:
     @property
     def backward(self) -> bool:
         """Whether the call computes a gradient of what `name` computes forward."""
-        return self.name.endswith("_backward") or (
-            self.phase == "backward" and not self.attributes.get("forward_op")
-        )
+        return self.name.endswith("_backward") or self.phase == "backward"
 
     @property
     def element_bytes(self) -> int:

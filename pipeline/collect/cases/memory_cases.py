@@ -18,17 +18,13 @@ SORT_PASS_BITS = 40
 """Keys of a sort are below 2**SORT_PASS_BITS, like row numbers of embedding tables."""
 LEARNING_RATE = 1e-6
 """Learning rate of updates; small, so that weights stay finite over many repetitions."""
-DENSE = ("dense", "embedding_dense_backward", "_embedding_bag_dense_backward")
-SPARSE = ("sparse", "embedding_sparse_backward", "_embedding_bag_sparse_backward")
-"""Ops whose gradient is a table of all rows, or of the rows that were looked up."""
 
 
 def _lookup(spec: Spec, make: Maker) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     """One weight for all tables, flat indices in order (table, sample, lookup), bag offsets, and notes."""
     batch, tables, lookups, width = spec["B"], spec.get("T", 1), spec.get("L", 1), spec["D"]
-    rows = [int(r) for r in spec.attributes.get("rows", [])]
-    if len(rows) != tables:
-        rows = [spec["E"]] * tables
+    rows = spec.attributes.get("rows", [])
+    rows = rows if len(rows) == tables else [spec["E"]] * tables
     distribution = str(spec.attributes.get("distribution", "uniform"))
     weight = make.tensor(sum(rows), width, dtype=spec.dtype)
     starts = [sum(rows[:t]) for t in range(tables)]
@@ -49,7 +45,7 @@ def _lookup(spec: Spec, make: Maker) -> tuple[Tensor, Tensor, Tensor, dict[str, 
 def embedding_forward(spec: Spec, make: Maker) -> Case:
     """`fused` and `bag`: the sum of L rows per bag; `gather`: one row per index."""
     weight, index, offsets, note = _lookup(spec, make)
-    if spec.name in ("gather", "embedding", "index_select"):
+    if spec.name == "gather":
         return Case(spec, lambda: torch.index_select(weight, 0, index), (index,), note=note)
     bag = torch.ops.aten._embedding_bag.default
     if spec.name == "fused":  # without FBGEMM, the workloads run one bag over all tables instead
@@ -66,12 +62,7 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
     """
     weight, index, offsets, note = _lookup(spec, make)
     aten, bags, rows = torch.ops.aten, offsets.numel(), weight.shape[0]
-    if spec.name in DENSE and spec.attributes.get("bag", True) is False:
-        row_grad = make.tensor(index.numel(), spec["D"], dtype=spec.dtype)
-        dense_rows = aten.embedding_dense_backward.default
-        return Case(
-            spec, lambda: dense_rows(row_grad, index, rows, -1, False), (row_grad,), note=note
-        )
+
     grad = make.tensor(bags, spec["D"], dtype=spec.dtype)
     bag_of = torch.arange(bags, device=make.device, dtype=index.dtype).repeat_interleave(
         spec.get("L", 1)
@@ -87,7 +78,7 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
         row_grads = torch.index_select(grad, 0, bag_of)
         return weight.index_add_(0, index, row_grads, alpha=-LEARNING_RATE)
 
-    if spec.name in DENSE:
+    if spec.name == "dense":
         dense = aten._embedding_bag_dense_backward.default
         sizes = torch.full((bags,), spec.get("L", 1), device=make.device, dtype=index.dtype)
         return Case(
@@ -96,12 +87,9 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
             (grad,),
             note=note,
         )
-    if spec.name in SPARSE:
+    if spec.name == "sparse":
         return Case(spec, sparse, (grad,), note=note)
-    if spec.name == "sgd_sparse_update":
-        update = sparse()
-        return Case(spec, lambda: weight.add_(update, alpha=-LEARNING_RATE), note=note)
-    if spec.name in ("fused_sgd", "fused"):
+    if spec.name == "fused_sgd":
         return Case(spec, update_rows, (grad,), note=note | SUBSTITUTE)
     raise UnsupportedCallError(f"embedding_backward {spec.op}: known are dense, sparse, fused_sgd")
 
@@ -117,12 +105,8 @@ def tril_index(spec: Spec, make: Maker) -> Case:
     grad = make.tensor(batch, rows.numel(), dtype=spec.dtype)
     positions = [None, rows, columns]
     put = torch.ops.aten._index_put_impl_.default
-    if spec.name in (
-        "index_put",
-        "_index_put_impl",
-    ):  # the graph counts clearing the gradient as a separate memset
-        return Case(spec, lambda: put(z, positions, grad, True, True), (grad, z))
-    return Case(spec, lambda: put(torch.zeros_like(z), positions, grad, True, True), (grad,))
+    # the graph counts clearing the gradient as a separate memset
+    return Case(spec, lambda: put(z, positions, grad, True, True), (grad, z))
 
 
 def index(spec: Spec, make: Maker) -> Case:
@@ -170,19 +154,9 @@ def concat(spec: Spec, make: Maker) -> Case:
 
 
 def copy(spec: Spec, make: Maker) -> Case:
-    """`copy` (contiguous), `transpose` (to another order of dimensions), `cast` (to another dtype)."""
+    """`copy` (contiguous), `transpose` (to another order of dimensions)."""
     elements = max(spec["bytes"] // spec.element_bytes, 1)
-    if spec.name == "cast":
-        x = make.tensor(elements, dtype=spec.dtype)
-        target = torch.float32 if spec.dtype in ("bf16", "fp16") else torch.bfloat16
-        return Case(spec, lambda: x.to(target), (x,))
-    shape = [int(size) for size in spec.attributes.get("shape", [])]
-    order = tuple(int(axis) for axis in spec.attributes.get("permutation", ()))
-    if shape and order and order != tuple(range(len(order))):
-        x = make.tensor(*shape, dtype=spec.dtype)
-        view = x.permute(order)
-        return Case(spec, lambda: view.clone(memory_format=torch.contiguous_format), (x,))
-    if spec.name in ("transpose", "contiguous"):
+    if spec.name == "transpose":
         rows = next((r for r in (DEFAULT_ROWS, 64, 8, 1) if elements // r), 1)
         x = make.tensor(rows, elements // rows, dtype=spec.dtype)
         return Case(spec, lambda: x.t().contiguous(), (x,))
@@ -199,51 +173,24 @@ def memcpy(spec: Spec, make: Maker) -> Case:
         if spec.family == "memcpy_d2d"
         else torch.ones(size, dtype=torch.uint8)
     )
-    pinned = (
-        spec.family != "memcpy_d2d"
-        and spec.op != "pageable"
-        and spec.attributes.get("pinned", True)
-    )
+    pinned = spec.family != "memcpy_d2d" and spec.op != "pageable"
     there = there.pin_memory() if pinned and make.device.type == "cuda" else there
     target, source = (there, here) if spec.family == "memcpy_d2h" else (here, there)
-    return Case(spec, lambda: target.copy_(source, non_blocking=bool(pinned)))
+    return Case(spec, lambda: target.copy_(source, non_blocking=pinned))
 
 
 def memset(spec: Spec, make: Maker) -> Case:
-    """Clear a buffer; with the attribute `fresh`, a new buffer each time."""
-    size = max(spec["bytes"], 1)
-    if spec.attributes.get("fresh"):
-        return Case(spec, lambda: torch.zeros(size, dtype=torch.uint8, device=make.device))
-    # CUDA clears any dtype with cudaMemsetAsync if the value is zero bytes
-    x = make.tensor(-(-size // 4))
-    return Case(spec, lambda: x.zero_())
+    """Clear a buffer. CUDA clears any dtype with cudaMemsetAsync if the value is zero bytes."""
+    x = make.tensor(-(-max(spec["bytes"], 1) // 4))
+    return Case(spec, x.zero_)
 
 
 def optimizer(spec: Spec, make: Maker) -> Case:
-    """One optimizer step over `bytes` of parameters in `tensors` tensors; on CUDA all tensors at once."""
+    """One of the fused list operations of optimizers over `bytes` in `tensors` tensors, in place."""
     count = max(spec.get("tensors", 1), 1)
     dtype = spec.dtype if spec.dtype in FLOAT_BYTES else "fp32"
-    elements = max(spec["bytes"] // FLOAT_BYTES[dtype], count)
-    parameters = [torch.nn.Parameter(make.tensor(n, dtype=dtype)) for n in _split(elements, count)]
-    for parameter in parameters:
-        parameter.grad = make.tensor(parameter.numel(), dtype=dtype)
-    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
-        "sgd": torch.optim.SGD,
-        "sgd_momentum": lambda p, **k: torch.optim.SGD(p, momentum=0.9, **k),
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "adagrad": torch.optim.Adagrad,
-    }
-    if spec.name.startswith("foreach_"):
-        return _foreach(
-            spec, [p.data for p in parameters], [p.grad for p in parameters if p.grad is not None]
-        )
-    stepper = spec.chosen(kinds)(parameters, lr=1e-6, foreach=make.device.type == "cuda")
-    return Case(spec, stepper.step)
-
-
-def _foreach(spec: Spec, tensors: list[Tensor], others: list[Tensor]) -> Case:
-    """One of the fused list operations of optimizers, in place."""
+    sizes = _split(max(spec["bytes"] // FLOAT_BYTES[dtype], count), count)
+    tensors, others = ([make.tensor(n, dtype=dtype) for n in sizes] for _ in range(2))
     third = [torch.ones_like(t) for t in others] if "addc" in spec.name else []
     # add and copy have a second list if the call read twice the bytes that it wrote (for copy: as many bytes)
     pair = spec.get("inputs", 2 * spec["bytes"]) > 1.5 * spec["bytes"]
@@ -267,17 +214,11 @@ def _foreach(spec: Spec, tensors: list[Tensor], others: list[Tensor]) -> Case:
 
 
 def sort(spec: Spec, make: Maker) -> Case:
-    """`sort`, `unique` or `topk` of int64 row numbers."""
+    """`sort` or `unique` of int64 row numbers."""
     keys = make.counted(
         torch.randint(1 << SORT_PASS_BITS, (max(spec["bytes"] // 8, 1),), device=make.device)
     )
-    operations: dict[str, Callable[[Tensor], Any]] = {
-        "sort": torch.sort,
-        "unique": torch.unique,
-        "topk": lambda x: torch.topk(x, min(8, x.numel())),
-        "argsort": torch.argsort,
-    }
-    operation = spec.chosen(operations)
+    operation = spec.chosen({"sort": torch.sort, "unique": torch.unique})
     return Case(spec, lambda: operation(keys), (keys,))
 
 

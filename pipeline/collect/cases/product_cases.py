@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,32 +42,21 @@ def bmm(spec: Spec, make: Maker) -> Case:
 def conv2d(spec: Spec, make: Maker) -> Case:
     """Forward convolution, or its gradient for the data or the weights, depending on the family."""
     aten = torch.ops.aten
-    groups, kernel = (
-        spec.get("groups", 1),
-        (spec["kernel_size"], spec.get("kernel_size_w", spec["kernel_size"])),
-    )
+    groups, side = spec.get("groups", 1), spec["kernel_size"]
+    kernel = side, spec.get("kernel_size_w", side)
     stride = [spec.get("stride", 1), spec.get("stride_w", spec.get("stride", 1))]
     padding = [spec.get("padding", 0), spec.get("padding_w", spec.get("padding", 0))]
-    dilation, transposed = (
-        [spec.get("dilation", 1)] * 2,
-        bool(spec.attributes.get("transposed", False)),
-    )
-    c, d, size = spec["in_channels"], spec["out_channels"], spec["input_size"]
-    extra = list(spec.attributes.get("output_padding", [0, 0])) if transposed else [0, 0]
+    c, size = spec["in_channels"], spec["input_size"]
     x = make.tensor(spec["B"], c, size, spec.get("input_size_w", size), dtype=spec.dtype)
-    shape = (c, d // groups, *kernel) if transposed else (d, c // groups, *kernel)
-    w = make.tensor(*shape, dtype=spec.dtype)
-
-    def forward() -> Tensor:
-        options = None, stride, padding, dilation, transposed, extra, groups
-        return aten.convolution.default(x, w, *options)  # type: ignore[no-any-return]
-
+    w = make.tensor(spec["out_channels"], c // groups, *kernel, dtype=spec.dtype)
+    options = None, stride, padding, [spec.get("dilation", 1)] * 2, False, [0, 0], groups
+    forward = partial(aten.convolution.default, x, w, *options)
     if spec.family == "conv2d_forward":
         return Case(spec, forward, (x,))
     g = make.tensor(*forward().shape, dtype=spec.dtype)
     wanted = [spec.family == "conv2d_backward_data", spec.family == "conv2d_backward_weight", False]
-    arguments = (g, x, w, None, stride, padding, dilation, transposed, extra, groups, wanted)
-    return Case(spec, lambda: aten.convolution_backward.default(*arguments), (g,))
+    backward = partial(aten.convolution_backward.default, g, x, w, *options, wanted)
+    return Case(spec, backward, (g,))
 
 
 def rnn(spec: Spec, make: Maker) -> Case:
@@ -74,7 +64,7 @@ def rnn(spec: Spec, make: Maker) -> Case:
 
     `attributes` may state `directions`, `gates` and `projected`. The backward call does not include the forward call.
     """
-    gates = int(spec.attributes.get("gates", 3 if spec.name.startswith("gru") else 4))
+    gates = int(spec.attributes.get("gates", 4))
     kind: Any = {1: nn.RNN, 3: nn.GRU, 4: nn.LSTM}[gates]
     projected = int(spec.attributes.get("projected", 0))
     both = int(spec.attributes.get("directions", 1)) == 2

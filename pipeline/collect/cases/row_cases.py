@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def elementwise(spec: Spec, make: Maker) -> Case:
     if spec.phase == "backward" and f"{name}_backward" in binary:
         name = f"{name}_backward"
     x = make.tensor(b, h, dtype=spec.dtype)
-    in_place = spec.op.endswith("_") or bool(spec.attributes.get("in_place"))
+    in_place = spec.op.endswith("_")
     full = b * h * spec.element_bytes
     if name in binary:
         second = max(spec.get("inputs", 2 * full) - full, 0)
@@ -121,7 +122,7 @@ def _in_place(operation: Operation, name: str, x: Tensor, *rest: Tensor) -> Call
 
 
 def reduction(spec: Spec, make: Maker) -> Case:
-    """Reduce B x H over rows, columns or all; the op (`sum_rows`, `sum_all`) or `outputs` (bytes) selects which."""
+    """Reduce B x H over rows, columns or all, as the op says: `sum_rows`, `sum_all`."""
     b, h = spec.get("B", 1), spec["H"]
     x = make.tensor(b, h, dtype=spec.dtype)
     operations: dict[str, Callable[..., Any]] = {
@@ -133,42 +134,30 @@ def reduction(spec: Spec, make: Maker) -> Case:
         "all": lambda x, **k: torch.all(x > 2, **k),
     }
     name, _, side = spec.name.partition("_")
-    operation = spec.chosen(operations, name)
-    size = spec.get("outputs", b * spec.element_bytes) // spec.element_bytes
-    inferred = None if size <= 1 < b * h else 0 if size == h != b else 1
-    dim = {"all": None, "rows": 0, "columns": 1}.get(side, inferred)
-    return Case(
-        spec, (lambda: operation(x)) if dim is None else (lambda: operation(x, dim=dim)), (x,)
-    )
+    operation, over = spec.chosen(operations, name), {"rows": {"dim": 0}, "all": {}}
+    return Case(spec, partial(operation, x, **over.get(side, {"dim": 1})), (x,))
 
 
 def loss(spec: Spec, make: Maker) -> Case:
-    """`mse`, `bce`, `nll` and `cross_entropy` over B samples (of H classes)."""
+    """`mse_loss`, `binary_cross_entropy` and `nll_loss` over B samples (of H classes)."""
     aten, b, h = torch.ops.aten, spec["B"], max(spec.get("H", 1), 1)
-    kind = spec.name.removesuffix("_backward").removesuffix("_loss").removesuffix("_forward")
-    kind = {"binary_cross_entropy": "bce", "binary_cross_entropy_with_logits": "logits"}.get(
-        kind, kind
-    )
-    if kind in ("mse", "bce", "logits"):
+    kind = spec.name.removesuffix("_backward").removesuffix("_forward")
+    if kind in ("mse_loss", "binary_cross_entropy"):
         x, y = (make.tensor(b * h, dtype=spec.dtype).abs_().clamp_(0.01, 0.99) for _ in range(2))
         one = make.tensor(1, dtype=spec.dtype).squeeze()
-        run: dict[tuple[str, bool], Callable[[], Any]] = {
-            ("mse", False): lambda: F.mse_loss(x, y),
-            ("bce", False): lambda: F.binary_cross_entropy(x, y),
-            ("logits", False): lambda: F.binary_cross_entropy_with_logits(x, y),
-            ("logits", True): lambda: torch.sigmoid(x).sub_(y).mul_(one),
-            ("mse", True): lambda: aten.mse_loss_backward.default(one, x, y, 1),
-            ("bce", True): lambda: aten.binary_cross_entropy_backward.default(one, x, y, None, 1),
-        }
-        return Case(spec, run[kind, spec.backward], (x,))
-    if kind not in ("nll", "cross_entropy"):
-        raise UnsupportedCallError(f"loss {spec.op}: known are mse, bce, nll, cross_entropy")
+        if not spec.backward:
+            return Case(spec, lambda: getattr(F, kind)(x, y), (x,))
+        backward = getattr(aten, f"{kind}_backward").default
+        weight = () if kind == "mse_loss" else (None,)
+        return Case(spec, lambda: backward(one, x, y, *weight, 1), (x,))
+    if kind != "nll_loss":
+        known = "mse_loss, binary_cross_entropy, nll_loss"
+        raise UnsupportedCallError(f"loss {spec.op}: known are {known}")
     label, logits = make.indices(h, b), make.tensor(b, h, dtype=spec.dtype)
-    forward = F.nll_loss if kind == "nll" else F.cross_entropy
     if not spec.backward:
-        return Case(spec, lambda: forward(logits, label), (logits,))
+        return Case(spec, lambda: F.nll_loss(logits, label), (logits,))
     with torch.enable_grad():
-        value = forward(logits.requires_grad_(), label)
+        value = F.nll_loss(logits.requires_grad_(), label)
     return Case(spec, lambda: torch.autograd.grad(value, logits, retain_graph=True))
 
 

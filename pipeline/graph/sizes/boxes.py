@@ -33,12 +33,12 @@ def nms(node: Node, rule: Rule) -> list[Work] | None:
     pairs = count * count / 2
     return [
         *sort_works(count, 32, 12.0),
-        over(boxes, 0, boxes.bytes + 8 * count, boxes.bytes, boxes.dtype, "index", "index_select"),
+        over(boxes, 0, boxes.bytes + 8 * count, boxes.bytes, "index", "index_select"),
         filled(overlaps),
         over(
-            overlaps, 16 * pairs, boxes.bytes, overlaps.bytes / 2, "int64", "elementwise", "compare"
+            overlaps, 16 * pairs, boxes.bytes, overlaps.bytes / 2, "elementwise", "compare", "int64"
         ),
-        over(overlaps, 0, overlaps.bytes / 2, flags.bytes, "int64", "elementwise", "compare"),
+        over(overlaps, 0, overlaps.bytes / 2, flags.bytes, "elementwise", "compare", "int64"),
         *positions(flags, kept),
     ]
 
@@ -54,6 +54,6 @@ def roi_align(node: Node, rule: Rule) -> list[Work] | None:
     if rule.options.get("backward"):
         return [
             filled(result),
-            over(pooled, pooled.numel, read + result.bytes, result.bytes, pooled.dtype),
+            over(pooled, pooled.numel, read + result.bytes, result.bytes),
         ]
-    return [over(pooled, pooled.numel, read, pooled.bytes, pooled.dtype)]
+    return [over(pooled, pooled.numel, read, pooled.bytes)]

@@ -9,6 +9,7 @@ one sample into a matrix (im2col), multiplies it by the weights with cuBLAS, and
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 from pipeline.graph.sizes.library_launches import convolution_extra
@@ -32,8 +33,8 @@ def convolution(node: Node, rule: Rule) -> list[Work] | None:
     x, w = node.tensor(0), node.tensor(1)
     if not x.numel:
         return None
-    out = node.result() or Tensor(_output_shape(node, x, w), x.dtype)
     transposed = bool(node.value(6, False))
+    out = node.result() or Tensor(_output_shape(node, x, w, transposed), x.dtype)
     dims = _dims(node, x, w, out, 3, transposed)
     family = "conv2d_backward_data" if transposed else "conv2d_forward"
     dtype, layout = computing_dtype(node, x), _attributes(node, w, dims, transposed)
@@ -49,9 +50,7 @@ def convolution(node: Node, rule: Rule) -> list[Work] | None:
         works += convolution_extra(family, dims, dtype, layout, rule.capability)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if isinstance(bias, Tensor):
-        works.append(
-            over(out, out.numel, out.bytes + bias.bytes, out.bytes, out.dtype, "elementwise", "add")
-        )
+        works.append(over(out, out.numel, out.bytes + bias.bytes, out.bytes, "elementwise", "add"))
     return works
 
 
@@ -61,10 +60,8 @@ def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
     grad, x, w = node.tensor(0), node.tensor(1), node.tensor(2)
     if not x.numel:
         return None
-    mask = next(
-        (v for v in reversed(node.values) if isinstance(v, list) and len(v) == 3),
-        [True, True, False],
-    )
+    masks = [v for v in node.values if isinstance(v, list) and len(v) == 3]
+    mask = masks[-1] if masks else [True, True, False]
     transposed = bool(node.value(7, False))
     dims = _dims(node, x, w, grad, 4, transposed)
     flops, dtype = _flops(dims, w, x if transposed else grad), computing_dtype(node, x)
@@ -82,33 +79,23 @@ def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
         )
         for family, other, target, wanted in zip(families, (w, x), (x, w), mask, strict=False):
             if wanted:
-                works.append(
-                    Work(
-                        dims,
-                        flops,
-                        grad.bytes + other.bytes,
-                        target.bytes,
-                        dtype,
-                        family,
-                        attributes=layout,
-                    )
-                )
-                works += convolution_extra(family, dims, dtype, layout, rule.capability)
+                read = grad.bytes + other.bytes
+                work = Work(dims, flops, read, target.bytes, dtype, family, attributes=layout)
+                works += [work, *convolution_extra(family, dims, dtype, layout, rule.capability)]
     if mask[2]:
         channels = grad.shape[1]
         rows = (grad.numel // channels, channels)
         works.append(
-            over(rows, grad.numel, grad.bytes, channels * 4, grad.dtype, "reduction", "sum_rows")
+            over(rows, grad.numel, grad.bytes, channels * 4, "reduction", "sum_rows", grad.dtype)
         )
     return works
 
 
 def _attributes(node: Node, w: Tensor, dims: dict[str, int], transposed: bool) -> dict[str, Any]:
     """Layout of the images, and what `pipeline.families.convolutions` cannot see in dims."""
-    volume = len(w.shape) == 5
-    said = {"volume": volume}
-    if dims["groups"] > 1:
-        said |= {"transposed": transposed, "single_channel": volume and w.shape[1] == 1}
+    volume, grouped = len(w.shape) == 5, dims["groups"] > 1
+    single = grouped and volume and w.shape[1] == 1
+    said = {"volume": volume, "transposed": grouped and transposed, "single_channel": single}
     return image_attributes(node) | {key: True for key, value in said.items() if value}
 
 
@@ -131,14 +118,8 @@ def _dims(
     """
     stride, padding = _pair(node.value(first), 1), _pair(node.value(first + 1), 0)
     dilation = _pair(node.value(first + 2), 1)
-    groups = next(
-        (
-            v
-            for v in node.values[first + 4 : first + 7]
-            if isinstance(v, int) and not isinstance(v, bool)
-        ),
-        1,
-    )
+    numbers = [v for v in node.values[first + 4 : first + 7] if type(v) is int]
+    groups = numbers[0] if numbers else 1
     if w.shape[0] % max(groups, 1):
         raise ValueError(f"{w.shape[0]} channels in {groups} groups")
     image, result = (out, x) if transposed else (x, out)
@@ -159,13 +140,7 @@ def _dims(
         "groups": groups,
         "dilation": dilation[0] if kernel[0] > 1 else dilation[1],
     }
-    square = (
-        kernel[0] == kernel[1]
-        and height == width
-        and stride[0] == stride[1]
-        and padding[0] == padding[1]
-    )
-    if not square:
+    if any(high != wide for high, wide in (kernel, (height, width), stride, padding)):
         dims |= {
             "kernel_size_w": kernel[1],
             "input_size_w": width,
@@ -182,25 +157,18 @@ def _flops(dims: dict[str, int], w: Tensor, out: Tensor) -> float:
     return 2.0 * out.shape[0] * pixels * w.shape[0] * per_output if w.shape[0] else float(dims["B"])
 
 
-def _output_shape(node: Node, x: Tensor, w: Tensor) -> tuple[int, ...]:
+def _output_shape(node: Node, x: Tensor, w: Tensor, transposed: bool) -> tuple[int, ...]:
     """Shape of the result if the trace does not contain it."""
-    if node.value(6, False):
-        stride, padding = _pair(node.value(3), 1), _pair(node.value(4), 0)
-        sides = [
-            (x.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + w.shape[2 + i]
-            for i in range(len(x.shape) - 2)
-        ]
-        return (x.shape[0], w.shape[1], *sides)
-    stride, padding, dilation = (
-        _pair(node.value(3), 1),
-        _pair(node.value(4), 0),
-        _pair(node.value(5), 1),
-    )
-    sides = [
-        (x.shape[2 + i] + 2 * padding[i] - dilation[i] * (w.shape[2 + i] - 1) - 1) // stride[i] + 1
-        for i in range(len(x.shape) - 2)
-    ]
-    return (x.shape[0], w.shape[0], *sides)
+    options = (_pair(node.value(at), default) for at, default in ((3, 1), (4, 0), (5, 1)))
+    sides = []
+    for side, window, stride, padding, dilation in zip(
+        x.shape[2:], w.shape[2:], *options, strict=False
+    ):
+        if transposed:
+            sides.append((side - 1) * stride - 2 * padding + window)
+        else:
+            sides.append((side + 2 * padding - dilation * (window - 1) - 1) // stride + 1)
+    return (x.shape[0], w.shape[int(transposed)], *sides)
 
 
 LIBRARY_PLACES = {
@@ -217,28 +185,9 @@ def cudnn_convolution(node: Node, rule: Rule) -> list[Work] | None:
     padding, stride, dilation, groups = (
         node.value(i) for i in LIBRARY_PLACES.get(node.name, (2, 3, 4, 5))
     )
-    values = (
-        None,
-        None,
-        None,
-        stride,
-        padding,
-        dilation,
-        rule.family == "conv2d_backward_data",
-        None,
-        groups,
-    )
-    return convolution(
-        Node(
-            node.node_id,
-            node.name,
-            inputs=(x, w, None),
-            values=values,
-            outputs=node.outputs,
-            attributes=node.attributes,
-        ),
-        rule,
-    )
+    transposed = rule.family == "conv2d_backward_data"
+    values = (None, None, None, stride, padding, dilation, transposed, None, groups)
+    return convolution(replace(node, inputs=(x, w, None), values=values), rule)
 
 
 def is_unfolded(dtype: str, dims: dict[str, int], native_bf16: bool) -> bool:
@@ -275,18 +224,15 @@ def unfolded(
     product = Work(factors, 2.0 * rows * summed * columns, read, written, "bf16", "gemm", "mm")
     sample, matrix = image.numel // max(image.shape[0], 1) // groups * size, window * pixels * size
     moved = (matrix, sample) if direction == "data" else (sample, matrix)
-    unfolding = over(
-        (window, pixels), 0, *moved, "bf16", "copy", "col2im" if direction == "data" else "im2col"
-    )
-    plain = all(
-        dims[key] == 1 and dims.get(f"{key}_w", 1) == 1 for key in ("kernel_size", "stride")
-    )
-    plain = plain and not dims["padding"] and not dims.get("padding_w", 0)
-    launches = (
-        [product]
-        if plain
-        else [product, unfolding]
-        if direction == "data"
-        else [unfolding, product]
-    )
+    turned = "col2im" if direction == "data" else "im2col"
+    unfolding = over((window, pixels), 0, *moved, "copy", turned, "bf16")
+    trivial = {"kernel_size": 1, "stride": 1, "padding": 0}
+    if all(
+        dims.get(f"{key}{side}", none) == none
+        for key, none in trivial.items()
+        for side in ("", "_w")
+    ):
+        launches = [product]
+    else:
+        launches = [product, unfolding] if direction == "data" else [unfolding, product]
     return launches * (result.shape[0] * groups)

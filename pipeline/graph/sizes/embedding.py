@@ -11,8 +11,8 @@ A node of a sparse gradient has two attributes: `sparse_rows` is the number of r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 from pipeline.graph.sizes.movement import contiguous_copy, sort_works
@@ -20,13 +20,14 @@ from pipeline.graph.sizes.vocabulary import (
     NUMBER,
     Rule,
     Work,
+    element_bytes,
     filled,
     on_device,
     over,
     read_by_host,
     size,
 )
-from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
+from pipeline.graph.table import Node, Tensor
 
 SECTOR = 32
 FEW_INDICES = 3072
@@ -47,18 +48,22 @@ def sectors(bytes_: float) -> int:
     return math.ceil(bytes_ / SECTOR) * SECTOR
 
 
+def _row_bytes(weight: Tensor) -> int:
+    """Bytes of a row of a table, in sectors."""
+    return sectors(weight.shape[-1] * element_bytes(weight))
+
+
 @size("fused_forward")
 def fused_forward(node: Node, rule: Rule) -> Work:
     """FBGEMM's lookup of all tables: weight (rows, D), indices, offsets; rows and lookups from the attributes."""
-    shape = _fused_shape(node, node.tensor(0))
-    return _lookup(shape, list(range(shape["T"])), node, "fused")
+    return _lookup(_fused_tables(node, node.tensor(0)), node, "fused")
 
 
 @size("bounds_check")
 def bounds_check(node: Node, rule: Rule) -> list[Work]:
     """FBGEMM's check of indices and offsets; before it, the counter of warnings is set to zero."""
     count, read = node.tensor(0).numel, sum(t.bytes for t in node.tensors())
-    return [filled(NUMBER), over((1, count), count, read, 0, "int64", "index", "bounds_check")]
+    return [filled(NUMBER), over((1, count), count, read, 0, "index", "bounds_check", "int64")]
 
 
 @size("fused_backward")
@@ -69,26 +74,25 @@ def fused_backward(node: Node, rule: Rule) -> list[Work]:
     a row with few uses, a block updates a row with many uses.
     """
     gradient, weight = node.tensor(0), node.tensor(1)
-    shape = _fused_shape(node, weight)
-    count = int(sum(shape["B"] * lookups for lookups in shape["lookups"]))
+    tables = _fused_tables(node, weight)
+    count = int(sum(tables.batch * lookups for lookups in tables.lookups))
     index = int(node.attributes.get("index_bytes", 8))
     indices, counts = count * index, count * 4
     line, one = (1, count), (1, 1)
-    linear = over(line, 2 * count, indices, indices + counts, "int64", "index", "linearize_index")
+    linear = over(line, 2 * count, indices, indices + counts, "index", "linearize_index", "int64")
     counter = filled(Tensor((1,), "int32"))
     zeros = [filled(Tensor((count,), "int32")), counter]
-    runs = over(line, count, indices, indices + counts, "int64", "sort", "run_length_encode")
-    scan = over(line, count, counts, counts, "int32", "sort", "scan")
-    start = over(one, 0, 0, 128, "int32", "sort", "scan_init")
-    find = over(line, count, counts, 4, "int32", "index", "find_long_segments")
-    tables = range(shape["T"])
-    long = [
-        t for t in tables if shape["B"] * shape["lookups"][t] / shape["rows"][t] >= LONG_SEGMENT
+    runs = over(line, count, indices, indices + counts, "sort", "run_length_encode", "int64")
+    scan = over(line, count, counts, counts, "sort", "scan", "int32")
+    start = over(one, 0, 0, 128, "sort", "scan_init", "int32")
+    find = over(line, count, counts, 4, "index", "find_long_segments", "int32")
+    wide = replace(tables, width=tables.width * (1 + int(node.attributes.get("states", 0))))
+    uses = [tables.batch * n / rows for n, rows in zip(tables.lookups, tables.heights, strict=True)]
+    updates = [
+        _update(wide.only([(use >= LONG_SEGMENT) == long for use in uses]), node, "fused_sgd")
+        for long in (True, False)
     ]
-    short = [t for t in tables if t not in long]
-    wide = {**shape, "D": shape["D"] * (1 + int(node.attributes.get("states", 0)))}
-    updates = [_update(wide, long, node, "fused_sgd"), _update(wide, short, node, "fused_sgd")]
-    sorted_ = sort_works(count, _key_bits(sum(shape["rows"])), index + 4.0)
+    sorted_ = sort_works(count, _key_bits(sum(tables.heights)), index + 4.0)
     return [
         linear,
         *sorted_,
@@ -113,7 +117,7 @@ def bag_forward(node: Node, rule: Rule) -> Work:
     bags = (
         result.shape[0] if result is not None and len(result.shape) == 2 else node.tensor(2).numel
     )
-    return _lookup(_bag_shape(node.tensor(0), node.tensor(1), bags), [0], node, "bag")
+    return _lookup(_bags(node.tensor(0), node.tensor(1), bags), node, "bag")
 
 
 @size("bag_backward")
@@ -131,46 +135,26 @@ def bag_backward(node: Node, rule: Rule) -> list[Work]:
         (v for v in node.values if isinstance(v, int) and not isinstance(v, bool)), indices.numel
     )
     dim, count = gradient.shape[-1], indices.numel
+    tables = _bags(Tensor((rows, dim), gradient.dtype), indices, bags)
     if _is_sparse(node):
-        moved = float(count * dim * DTYPE_BYTES.get(gradient.dtype, 4))
-        shape = _bag_shape(Tensor((rows, dim), gradient.dtype), indices, bags)
-        dims, lists = _dims(shape, [0])
-        read = (
-            gradient.bytes + 16.0 * count
-        )  # gradient rows repeat within a bag and come from the cache
-        repeated = Work(
-            dims, 0.0, read, moved, gradient.dtype, op="sparse", attributes=_describe(node, lists)
-        )
+        moved = float(count * dim * element_bytes(gradient))
+        # gradient rows repeat within a bag and come from the cache
+        read, said = gradient.bytes + 16.0 * count, tables.attributes(node)
+        repeated = Work(tables.dims, 0.0, read, moved, gradient.dtype, op="sparse", attributes=said)
         numbers = len(node.inputs) > BAG_WEIGHTS and isinstance(node.inputs[BAG_WEIGHTS], Tensor)
-        scaled = over(
-            (count, dim),
-            count * dim,
-            moved + 4 * count,
-            moved,
-            gradient.dtype,
-            "elementwise",
-            "mul",
+        divided, scaled = (
+            over((count, dim), count * dim, moved + more, moved, "elementwise", op, gradient.dtype)
+            for op, more in (("div", 8 * count), ("mul", 4 * count))
         )
-        mean = over(
-            (count, dim),
-            count * dim,
-            moved + 8 * count,
-            moved,
-            gradient.dtype,
-            "elementwise",
-            "div",
-        )
-        return [repeated, *[mean] * (node.value(BAG_MODE) == MEAN), *[scaled] * numbers]
-    weight = Tensor((rows, dim), gradient.dtype)
-    return _dense_gradient(_bag_shape(weight, indices, bags), weight, count, node, "dense")
+        return [repeated, *[divided] * (node.value(BAG_MODE) == MEAN), *[scaled] * numbers]
+    return _dense_gradient(tables, count, node)
 
 
 @size("lookup_rows")
 def lookup_rows(node: Node, rule: Rule) -> Work:
     """aten::embedding: one row per index, by index_select."""
     weight, indices = node.tensor(0), node.tensor(1)
-    shape = _shape(indices.numel, [weight.shape[0]], [1], weight)
-    return _lookup(shape, [0], node, "gather")
+    return _lookup(Tables.like(weight, indices.numel, 1), node, "gather")
 
 
 @size("rows_backward")
@@ -181,11 +165,11 @@ def rows_backward(node: Node, rule: Rule) -> list[Work]:
     """
     gradient, indices = node.tensor(0), node.tensor(1)
     weight = Tensor((int(node.value(2, indices.numel)), gradient.shape[-1]), gradient.dtype)
-    shape = _shape(indices.numel, [weight.shape[0]], [1], weight)
+    tables = Tables.like(weight, indices.numel, 1)
     if indices.numel <= FEW_INDICES:
-        update = _update(shape, [0], node, "dense")
+        update = _update(tables, node, "dense")
         return [filled(weight), replace(update, attributes={**update.attributes, "sorted": False})]
-    return _dense_gradient(shape, weight, indices.numel, node, "dense")
+    return _dense_gradient(tables, indices.numel, node)
 
 
 @size("bag_weights_backward")
@@ -209,114 +193,111 @@ def renormed_rows(node: Node, rule: Rule) -> Work:
 
 def _looked_up(like: Tensor, count: int, reads: int, writes: bool) -> Work:
     width = like.shape[-1]
-    row = width * DTYPE_BYTES.get(like.dtype, 4)
+    row = width * element_bytes(like)
     read = float(reads * count * row + 8 * count)
-    written = float(count * row if writes else count * DTYPE_BYTES.get(like.dtype, 4))
-    return over((count, width), 2 * count * width, read, written, like.dtype)
+    written = float(count * row if writes else count * element_bytes(like))
+    return over((count, width), 2 * count * width, read, written, dtype=like.dtype)
 
 
-def _fused_shape(node: Node, weight: Tensor) -> dict[str, Any]:
-    rows, lookups = node.attributes["rows"], node.attributes["lookups"]
+@dataclass(frozen=True)
+class Tables:
+    """What a call looks up: heights of tables and lookups of a sample in each; all have one width and dtype."""
+
+    batch: int
+    heights: list[int]
+    lookups: list[float]
+    width: int
+    dtype: str
+
+    @classmethod
+    def like(cls, weight: Tensor, batch: int, lookups: float) -> Tables:
+        """One table, of the weight's size."""
+        return cls(batch, [weight.shape[0]], [lookups], weight.shape[-1], weight.dtype)
+
+    def only(self, kept: list[bool]) -> Tables:
+        """Some of the tables."""
+        heights, lookups = compress(self.heights, kept), compress(self.lookups, kept)
+        return replace(self, heights=[*heights], lookups=[*lookups])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, in sectors."""
+        return _row_bytes(Tensor((self.width,), self.dtype))
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Dims of the call; heights and lookups are means."""
+        count = max(1, len(self.heights))
+        height, lookups = (round(sum(each) / count) for each in (self.heights, self.lookups))
+        tables = len(self.heights)
+        return {"B": self.batch, "T": tables, "E": height, "L": max(1, lookups), "D": self.width}
+
+    def attributes(self, node: Node) -> dict[str, Any]:
+        """Both lists, and how indices are distributed and stored."""
+        return {
+            "rows": self.heights,
+            "lookups": self.lookups,
+            "distribution": node.attributes.get("distribution", "uniform"),
+            "index_bytes": node.attributes.get("index_bytes", 8),
+        }
+
+
+def _fused_tables(node: Node, weight: Tensor) -> Tables:
+    heights, lookups = ([*node.attributes[key]] for key in ("rows", "lookups"))
     offsets = next(t for t in reversed(on_device(node.tensors())) if len(t.shape) == 1)
-    return _shape(offsets.numel // len(rows), rows, lookups, weight)
+    batch = offsets.numel // len(heights)
+    return Tables(batch, heights, lookups, weight.shape[-1], weight.dtype)
 
 
-def _bag_shape(weight: Tensor, indices: Tensor, bags: int) -> dict[str, Any]:
-    """Shape of a lookup in bags; the number of lookups is the mean length of a bag.
+def _bags(weight: Tensor, indices: Tensor, bags: int) -> Tables:
+    """A lookup in bags; the number of lookups is the mean length of a bag.
 
     The mean is used because bags may differ in length, and because offsets may also contain the end of the last bag.
     """
     batch = max(1, bags)
     mean = indices.numel / batch
-    return _shape(batch, [weight.shape[0]], [int(mean) if mean.is_integer() else mean], weight)
+    return Tables.like(weight, batch, int(mean) if mean.is_integer() else mean)
 
 
-def _shape(
-    batch: int, rows: Sequence[int], lookups: Sequence[float], weight: Tensor
-) -> dict[str, Any]:
-    """Number of samples, and rows and lookups of each table; the width and dtype of tables are those of the weight."""
-    return {
-        "B": batch,
-        "T": len(rows),
-        "rows": rows,
-        "lookups": lookups,
-        "D": weight.shape[-1],
-        "element": DTYPE_BYTES.get(weight.dtype, 4),
-        "dtype": weight.dtype,
-    }
+def _lookup(tables: Tables, node: Node, op: str) -> Work:
+    row, said = tables.row_bytes, tables.attributes(node)
+    index = int(said["index_bytes"])
+    per_output = [sectors(index * n) + n * row + 3 * SECTOR for n in tables.lookups]
+    read = float(tables.batch * sum(per_output))
+    adds = float(tables.batch * sum(tables.lookups) * tables.width)
+    written = tables.batch * len(tables.heights) * row
+    return Work(tables.dims, adds, read, written, tables.dtype, op=op, attributes=said)
 
 
-def _dims(shape: dict[str, Any], tables: Sequence[int]) -> tuple[dict[str, int], dict[str, Any]]:
-    rows, lookups = [shape["rows"][t] for t in tables], [shape["lookups"][t] for t in tables]
-    count = max(1, len(tables))
-    dims = {
-        "B": shape["B"],
-        "T": len(tables),
-        "E": round(sum(rows) / count),
-        "L": max(1, round(sum(lookups) / count)),
-        "D": shape["D"],
-    }
-    return dims, {"rows": rows, "lookups": lookups}
-
-
-def _describe(node: Node, lists: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **lists,
-        "distribution": node.attributes.get("distribution", "uniform"),
-        "index_bytes": node.attributes.get("index_bytes", 8),
-    }
-
-
-def _lookup(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -> Work:
-    dims, lists = _dims(shape, tables)
-    row, index = sectors(shape["element"] * shape["D"]), int(node.attributes.get("index_bytes", 8))
-    per_output = [sectors(index * n) + n * row + 2 * SECTOR + SECTOR for n in lists["lookups"]]
-    read = float(shape["B"] * sum(per_output))
-    adds = float(shape["B"] * sum(lists["lookups"]) * shape["D"])
-    written = shape["B"] * len(tables) * row
-    return Work(dims, adds, read, written, shape["dtype"], op=op, attributes=_describe(node, lists))
-
-
-def _update(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -> Work:
+def _update(tables: Tables, node: Node, op: str) -> Work:
     """Update of rows: rows are read and written.
 
     The output's gradient is read once per sample and table, because it is cached between lookups.
     """
-    dims, lists = _dims(shape, tables)
-    row = sectors(shape["element"] * shape["D"])
-    uses = float(shape["B"] * sum(lists["lookups"]))
-    distinct = sum(
-        distinct_rows(rows, shape["B"] * n)
-        for rows, n in zip(lists["rows"], lists["lookups"], strict=True)
-    )
-    if not tables:  # the kernel is launched, but has no work
-        return over((1, 1), 0, SECTOR, 0, shape["dtype"], "index", f"{op}_empty")
-    gradient = float(shape["B"] * len(tables) * row)
-    return Work(
-        dims,
-        uses * shape["D"],
-        gradient + distinct * row + uses * 12.0,
-        distinct * row,
-        shape["dtype"],
-        "embedding_backward",
-        op,
-        attributes=_describe(node, lists),
-    )
+    if not tables.heights:  # the kernel is launched, but has no work
+        return over((1, 1), 0, SECTOR, 0, "index", f"{op}_empty", tables.dtype)
+    row, batch = tables.row_bytes, tables.batch
+    uses = float(batch * sum(tables.lookups))
+    pairs = zip(tables.heights, tables.lookups, strict=True)
+    rewritten = sum(distinct_rows(rows, batch * n) for rows, n in pairs) * row
+    read = float(batch * len(tables.heights) * row) + rewritten + uses * 12.0
+    work = Work(tables.dims, uses * tables.width, read, rewritten, tables.dtype)
+    said = tables.attributes(node)
+    return replace(work, family="embedding_backward", op=op, attributes=said)
 
 
-def distinct_rows(rows: int, uses: int) -> float:
+def distinct_rows(rows: int, uses: float) -> float:
     """Expected number of distinct rows among `uses` uniform draws."""
     return rows * -math.expm1(uses * math.log1p(-1.0 / rows)) if rows > 1 else 1.0
 
 
-def _dense_gradient(
-    shape: dict[str, Any], weight: Tensor, count: int, node: Node, op: str
-) -> list[Work]:
-    """Dense gradient: fill zeros, sort indices, find segments of one row each, and sum each segment."""
+def _dense_gradient(tables: Tables, count: int, node: Node) -> list[Work]:
+    """Dense gradient of one table: fill zeros, sort indices, find segments of one row each, and sum each segment."""
+    weight = Tensor((tables.heights[0], tables.width), tables.dtype)
     small = over(
-        (1, count), count, 8 * count, 8 * count, "int64", "elementwise", "index_arithmetic"
+        (1, count), count, 8 * count, 8 * count, "elementwise", "index_arithmetic", "int64"
     )
-    step = over((1, count), count, 8 * count, 8 * count, "int64", "sort", "segments")
+    step = over((1, count), count, 8 * count, 8 * count, "sort", "segments", "int64")
     offsets = {"B": count, "H": weight.shape[-1], "inputs": 0, "outputs": 0}
     partial = Work(offsets, 0, 12 * count, 4 * count, weight.dtype, "index", "segment_offsets")
     sorted_ = sort_works(count, _key_bits(weight.shape[0]), 16.0)
@@ -327,7 +308,7 @@ def _dense_gradient(
         step,
         step,
         partial,
-        _update(shape, [0], node, op),
+        _update(tables, node, "dense"),
         partial,
     ]
 
@@ -350,28 +331,15 @@ def sparse_add(node: Node, rule: Rule) -> list[Work]:
     Source: ATen/native/sparse/cuda/SparseCUDATensorMath.cu.
     """
     weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
-    dim, row = weight.shape[-1], sectors(weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4))
+    dim, row = weight.shape[-1], _row_bytes(weight)
     joined = "distinct_rows" in node.attributes
     moved = count * row
     updated = moved if joined else distinct_rows(weight.shape[0], count) * row
     dims = {"B": count, "H": dim, "inputs": int(moved + updated), "outputs": int(updated)}
-    add = Work(
-        dims,
-        count * dim,
-        moved + updated + 8.0 * count,
-        updated,
-        weight.dtype,
-        "index",
-        "index_add",
-    )
-    return (
-        [add]
-        if joined
-        else [
-            over((count, dim), count * dim, moved, moved, weight.dtype, "elementwise", "mulu"),
-            add,
-        ]
-    )
+    read = moved + updated + 8.0 * count
+    add = Work(dims, count * dim, read, updated, weight.dtype, "index", "index_add")
+    scaled = over((count, dim), count * dim, moved, moved, "elementwise", "mulu", weight.dtype)
+    return [add] if joined else [scaled, add]
 
 
 @size("sparse_join")
@@ -381,12 +349,16 @@ def sparse_join(node: Node, rule: Rule) -> list[Work]:
     Source: `add_out_sparse_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu.
     """
     weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
-    parts = ((8, 1), (weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4), weight.shape[-1]))
-    sizes = [(count * size_, width) for size_, width in parts]
-    dtypes = ("int64", weight.dtype)
+    parts = (Tensor((count, 1), "int64"), Tensor((count, weight.shape[-1]), weight.dtype))
     return [
-        Work({"bytes": int(moved), "tensors": 2, "B": count, "H": width}, 0.0, moved, moved, dtype)
-        for (moved, width), dtype in zip(sizes, dtypes, strict=True)
+        Work(
+            {"bytes": t.bytes, "tensors": 2, "B": count, "H": t.shape[1]},
+            0.0,
+            t.bytes,
+            t.bytes,
+            t.dtype,
+        )
+        for t in parts
     ]
 
 
@@ -397,13 +369,13 @@ def coalesce(node: Node, rule: Rule) -> list[Work]:
     The host waits for the number of segments. Source: ATen/native/sparse/cuda/SparseCUDATensor.cu.
     """
     weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
-    used, dim = int(node.attributes["distinct_rows"]), weight.shape[-1]
-    row = sectors(dim * DTYPE_BYTES.get(weight.dtype, 4))
+    used, row = int(node.attributes["distinct_rows"]), _row_bytes(weight)
     line = {"B": 1, "H": count, "inputs": 16 * count, "outputs": 8 * count}
-    number = over((1, count), count, 0, 8 * count, "int64", "elementwise", "arange")
+    number = over((1, count), count, 0, 8 * count, "elementwise", "arange", "int64")
     runs = Work(line, count, 16.0 * count, 16.0 * count, "int64", "sort", "unique")
     read, written = float(count * row + 16 * count), used * row
-    summed = over((count, dim), count * dim, read, written, weight.dtype, "index", "coalesce")
+    rows = Tensor((count, weight.shape[-1]), weight.dtype)
+    summed = over(rows, rows.numel, read, written, "index", "coalesce")
     return [
         number,
         number,
@@ -418,11 +390,5 @@ def coalesce(node: Node, rule: Rule) -> list[Work]:
 def sparse_mask(node: Node, rule: Rule) -> Work:
     """dense.sparse_mask(sparse): picks the rows of the dense tensor at the indices of the sparse tensor."""
     weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
-    moved = float(count * sectors(weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4)))
-    dims = {
-        "B": count,
-        "H": weight.shape[-1],
-        "inputs": int(moved + 8 * count),
-        "outputs": int(moved),
-    }
-    return Work(dims, 0.0, moved + 8.0 * count, moved, weight.dtype, "index", "index_select")
+    moved, rows = float(count * _row_bytes(weight)), (count, weight.shape[-1])
+    return over(rows, 0.0, moved + 8.0 * count, moved, "index", "index_select", weight.dtype)

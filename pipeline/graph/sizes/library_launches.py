@@ -74,31 +74,18 @@ def convolution_extra(
         if native(Dims(call), capability)[0]:
             return []
     kernel, square, side = dims["kernel_size"], "kernel_size_w" not in dims, dims["input_size"]
-    winograd = (
-        kernel == 3
-        and square
-        and dims["stride"] == 1
-        and dims["in_channels"] > 32
-        and dims["groups"] == 1
-    )
-    winograd = winograd and not attributes.get("volume")
-    nonfused = winograd and side <= SMALL_IMAGE and dims["B"] > 9
-    forward, data, weight = (
-        (3 if nonfused else 1),
-        (3 if nonfused else 1 if winograd else 2),
-        (3 if winograd else 1),
-    )
-    if kernel == 3 and dims["stride"] == 2 and dims["groups"] == 1 and dims["in_channels"] > 32:
+    wide = kernel == 3 and dims["in_channels"] > 32 and dims["groups"] == 1
+    forward, data, weight = 1, 2, 1
+    if wide and square and dims["stride"] == 1 and not attributes.get("volume"):  # Winograd
+        nonfused = side <= SMALL_IMAGE and dims["B"] > 9
+        forward, data, weight = (3, 3, 3) if nonfused else (1, 1, 3)
+    if wide and dims["stride"] == 2:
         data, weight = 3, 2
     if kernel == 1 and dims["stride"] == 1:  # one matrix product per image if images are large
         data = 0 if side >= 20 else 2 if side >= 10 else 4
         weight = 1 if side >= 10 else 2
-    counts = {
-        "conv2d_forward": forward,
-        "conv2d_backward_data": data,
-        "conv2d_backward_weight": weight,
-    }
-    return [auxiliary(dtype, "convolution")] * counts[family]
+    counts = {"forward": forward, "backward_data": data, "backward_weight": weight}
+    return [auxiliary(dtype, "convolution")] * counts[family.removeprefix("conv2d_")]
 
 
 def auxiliary(dtype: str, of: str) -> Work:

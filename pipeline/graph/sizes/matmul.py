@@ -11,12 +11,14 @@ from pipeline.graph.sizes.vocabulary import (
     Rule,
     Work,
     computing_dtype,
+    element_bytes,
     filled,
     over,
     read_by_host,
+    rows_width,
     size,
 )
-from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
+from pipeline.graph.table import Node, Tensor
 
 
 @size("matmul")
@@ -32,7 +34,7 @@ def matmul(node: Node, rule: Rule) -> list[Work] | None:
     batch, m, n, k = _dims(a, b)
     if not batch * m * k:
         return None
-    element = DTYPE_BYTES.get(a.dtype, 4)
+    element = element_bytes(a)
     out = Tensor((batch, m, k), a.dtype)
     dims = {
         "B": batch,
@@ -50,7 +52,7 @@ def matmul(node: Node, rule: Rule) -> list[Work] | None:
         read += added.stored_bytes if fused else out.bytes
         if not fused and node.value(3, 1) != 0:
             works.append(
-                over((m, k), 0, added.stored_bytes, out.bytes, a.dtype, "elementwise", "copy")
+                over((m, k), 0, added.stored_bytes, out.bytes, "elementwise", "copy", a.dtype)
             )
     operation = rule.op if added is not None or rule.family != "gemm" else "mm"
     dtype = computing_dtype(node, a)
@@ -76,7 +78,7 @@ def addbmm(node: Node, rule: Rule) -> list[Work] | None:
     products[0].read += products[0].written
     out = int(products[0].written)
     rows = (pair[0].shape[0], pair[1].shape[1])
-    start = over(rows, 0, added.stored_bytes, out, added.dtype, "elementwise", "copy")
+    start = over(rows, 0, added.stored_bytes, out, "elementwise", "copy", added.dtype)
     return [start, *products * factors[0].shape[0]]
 
 
@@ -112,7 +114,7 @@ def grouped(node: Node, rule: Rule) -> list[Work] | None:
     elif flat[1]:
         k = -(-k // groups)
     result = node.result()
-    written = float(result.bytes if result else groups * m * k * DTYPE_BYTES.get(a.dtype, 4))
+    written = float(result.bytes if result else groups * m * k * element_bytes(a))
     dtype = computing_dtype(node, a)
     dims = {
         "B": groups,
@@ -126,15 +128,8 @@ def grouped(node: Node, rule: Rule) -> list[Work] | None:
         offsets, Tensor
     ):
         return [Work(dims, flops, float(a.bytes + b.bytes), written, dtype)]
-    one = Work(
-        {**dims, "B": 1},
-        flops / groups,
-        (a.bytes + b.bytes) / groups,
-        written / groups,
-        dtype,
-        "gemm",
-        "mm",
-    )
+    flops, read, written = flops / groups, (a.bytes + b.bytes) / groups, written / groups
+    one = Work({**dims, "B": 1}, flops, read, written, dtype, "gemm", "mm")
     return [read_by_host(offsets), *[one] * groups]
 
 
@@ -168,33 +163,21 @@ def euclidean(node: Node, rule: Rule) -> list[Work]:
         norm = Tensor((*x.shape[:-1], 1), x.dtype)
         wide = Tensor((*x.shape[:-1], x.shape[-1] + 2), x.dtype)
         works += [
-            one_pass(x, x, x.numel, x.dtype, "powu"),
-            over(x, x.numel, x.bytes, norm.bytes, x.dtype, "reduction", "sum_columns"),
+            one_pass(x, x, x.numel, "powu"),
+            over(x, x.numel, x.bytes, norm.bytes, "reduction", "sum_columns"),
             filled(norm),
         ]
-        works += [one_pass(x, x, x.numel, x.dtype, "mulu")] if number == 0 else []
-        joined_dims = {
-            "bytes": wide.bytes,
-            "tensors": 3,
-            "B": wide.rows_width()[0],
-            "H": wide.shape[-1],
-        }
+        works += [one_pass(x, x, x.numel, "mulu")] if number == 0 else []
+        joined_dims = {"bytes": wide.bytes, "tensors": 3, **rows_width(wide)}
         works.append(Work(joined_dims, 0, wide.bytes, wide.bytes, x.dtype, "concat", "cat"))
         joined.append(wide)
     a, b = joined
     batch = math.prod(a.shape[:-2])
     width = a.shape[-1]
-    left = (
-        Tensor((batch, a.shape[-2], width), a.dtype)
-        if batch > 1
-        else Tensor((a.shape[-2], width), a.dtype)
-    )
-    right = (
-        Tensor((batch, width, b.shape[-2]), b.dtype)
-        if batch > 1
-        else Tensor((width, b.shape[-2]), b.dtype)
-    )
-    family = "bmm" if batch > 1 else "gemm"
+    several = (batch,) if batch > 1 else ()
+    left = Tensor((*several, a.shape[-2], width), a.dtype)
+    right = Tensor((*several, width, b.shape[-2]), b.dtype)
+    family = "bmm" if several else "gemm"
     product = matmul(
         replace(node, inputs=(left, right), values=()), replace(rule, family=family, op=family)
     )
@@ -205,24 +188,26 @@ def euclidean(node: Node, rule: Rule) -> list[Work]:
     ]
     return [
         *works,
-        one_pass(out, out, out.numel, out.dtype, "relu"),
-        one_pass(out, out, out.numel, out.dtype, "sqrt"),
+        one_pass(out, out, out.numel, "relu"),
+        one_pass(out, out, out.numel, "sqrt"),
     ]
 
 
 def _dims(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:
-    batch = max(a.shape[0] if len(a.shape) == 3 else 1, b.shape[0] if len(b.shape) == 3 else 1)
+    batch = max([1, *(factor.shape[0] for factor in (a, b) if len(factor.shape) == 3)])
     m = a.shape[-2] if len(a.shape) > 1 else 1
     return batch, m, a.shape[-1], b.shape[-1] if len(b.shape) > 1 else 1
 
 
 def _factor_size(b: Tensor, batch: int) -> int:
-    expanded = len(b.shape) == 3 and bool(b.strides) and b.strides is not None and b.strides[0] == 0
-    return 1 if expanded or len(b.shape) < 3 else batch
+    expanded = len(b.shape) < 3 or (b.strides or (1,))[0] == 0
+    return 1 if expanded else batch
 
 
 def _transposed(tensor: Tensor) -> int | None:
     """1 if a matrix is stored transposed (column by column), else 0; None if strides are unknown."""
-    if tensor.strides is None or len(tensor.shape) < 2:
-        return None if tensor.strides is None else 0
+    if tensor.strides is None:
+        return None
+    if len(tensor.shape) < 2:
+        return 0
     return int(tensor.strides[-1] != 1 and tensor.shape[-1] > 1 and tensor.strides[-2] == 1)

@@ -10,6 +10,7 @@ from pipeline.graph.sizes.vocabulary import (
     Rule,
     Work,
     copied,
+    element_bytes,
     filled,
     main_dtype,
     on_device,
@@ -21,7 +22,7 @@ from pipeline.graph.sizes.vocabulary import (
     scattered,
     size,
 )
-from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
+from pipeline.graph.table import Node, Tensor
 
 CAT_BATCH = 128
 """Maximum number of tensors in one launch of CatArrayBatchedCopy (ATen/native/cuda/Shape.cu)."""
@@ -43,7 +44,7 @@ def concat(node: Node, rule: Rule) -> list[Work] | None:
         return None
     result = node.result()
     if len(parts) == 1:
-        return [copied(parts[0], "memcpy_d2d", "memcpy", "cudaMemcpyAsync")]
+        return [copied(parts[0], "memcpy_d2d", "memcpy")]
     works = []
     for start in range(0, len(parts), CAT_BATCH):
         group = parts[start : start + CAT_BATCH]
@@ -90,7 +91,7 @@ def gather(node: Node, rule: Rule) -> Work | None:
         return None
     indices = sum(t.bytes for t in on_device(node.tensors()) if t.dtype in ("int64", "int32"))
     read = float(result.bytes + indices)
-    return over(result, 0, read, result.bytes, main_dtype(node))
+    return over(result, 0, read, result.bytes, dtype=main_dtype(node))
 
 
 @size("scatter")
@@ -100,7 +101,7 @@ def scatter(node: Node, rule: Rule) -> Work | None:
     if not values.numel:
         return None
     read = read_bytes(t for t in node.tensors()[1:]) + values.bytes
-    return over(values, values.numel, read, values.bytes, main_dtype(node))
+    return over(values, values.numel, read, values.bytes, dtype=main_dtype(node))
 
 
 @size("index")
@@ -123,10 +124,8 @@ def nonzero(node: Node, rule: Rule) -> list[Work]:
     3. CUB writes the positions of the true elements to a list (two kernels).
     4. One kernel converts each position to an index per dimension.
     """
-    result = node.result()
-    return positions(
-        node.tensor(0), result.shape[0] if result and result.shape else node.tensor(0).numel
-    )
+    mask, result = node.tensor(0), node.result()
+    return positions(mask, result.shape[0] if result and result.shape else mask.numel)
 
 
 @size("nonzero_of_masks")
@@ -152,16 +151,16 @@ def nonzero_of_masks(node: Node, rule: Rule) -> list[Work]:
 def positions(mask: Tensor, count: int) -> list[Work]:
     """The steps of `nonzero` for a mask of which `count` elements are true."""
     line, position_bytes = (1, mask.numel), 8 * count
-    counted = over(line, mask.numel, mask.bytes, 8, mask.dtype, "reduction", "sum_all")
-    listed = over(line, mask.numel, mask.bytes, position_bytes, mask.dtype)
+    counted = over(line, mask.numel, mask.bytes, 8, "reduction", "sum_all", mask.dtype)
+    listed = over(line, mask.numel, mask.bytes, position_bytes, dtype=mask.dtype)
     split = over(
         (1, count),
         count,
         position_bytes,
         position_bytes * len(mask.shape),
-        "int64",
         "elementwise",
         "index_arithmetic",
+        "int64",
     )
     return [counted, read_by_host(NUMBER), filled(NUMBER), listed, split]
 
@@ -181,7 +180,7 @@ def index_put(node: Node, rule: Rule) -> list[Work] | None:
     if not values.numel:
         return None
     main = scatter_into(values, indices)
-    if True not in [v for v in node.values if isinstance(v, bool)]:
+    if not any(value is True for value in node.values):
         return [main]
     features = _triangle(target, [values])
     if features:
@@ -191,10 +190,8 @@ def index_put(node: Node, rule: Rule) -> list[Work] | None:
         (values.shape[0] if t.dtype == "bool" and values.shape else t.numel for t in indices),
         default=1,
     )
-    one = over((1, count), count, 8 * count, 8 * count, "int64", "elementwise", "index_arithmetic")
-    arithmetic = sum(
-        3 if not t.host else 0 for t in indices
-    )  # remainder, multiply, add per index tensor
+    one = over((1, count), count, 8 * count, 8 * count, "elementwise", "index_arithmetic", "int64")
+    arithmetic = 3 * len(on_device(indices))  # remainder, multiply, add per index tensor
     return [
         *[one] * arithmetic,
         *contiguous_copy(values),
@@ -208,7 +205,7 @@ def index_put(node: Node, rule: Rule) -> list[Work] | None:
 def scatter_into(values: Tensor, indices: list[Tensor]) -> Work:
     """Add values to elements of a tensor: reads the values, reads and writes their targets."""
     read = 2.0 * values.bytes + sum(t.bytes for t in indices)
-    return over(values, values.numel, read, values.bytes, values.dtype, "index", "index_put")
+    return over(values, values.numel, read, values.bytes, "index", "index_put")
 
 
 def sort_works(count: int, key_bits: int, pair_bytes: float) -> list[Work]:
@@ -231,22 +228,18 @@ def sort_works(count: int, key_bits: int, pair_bytes: float) -> list[Work]:
 def sort(node: Node, rule: Rule) -> list[Work]:
     """sort, unique, topk: a radix sort of the input."""
     x = node.tensor(0)
-    return sort_works(x.numel, 8 * DTYPE_BYTES.get(x.dtype, 4), DTYPE_BYTES.get(x.dtype, 4) + 8.0)
+    return sort_works(x.numel, 8 * element_bytes(x), element_bytes(x) + 8.0)
 
 
 @size("nothing_known")
 def nothing_known(node: Node, rule: Rule) -> Work | None:
     """An operator without a rule: only its bytes are known; it is counted as not modelled."""
     result = plain_result(node)
-    read, written = (
-        read_bytes(node.tensors()),
-        float(sum(t.bytes for t in on_device(node.results()))),
-    )
+    read, written = (read_bytes(node.tensors()), sum(t.bytes for t in on_device(node.results())))
     if not read + written:
         return None
-    return Work(
-        {**rows_width(result), "bytes": int(read + written)}, 0.0, read, written, main_dtype(node)
-    )
+    dims = {**rows_width(result), "bytes": int(read + written)}
+    return Work(dims, 0.0, read, float(written), main_dtype(node))
 
 
 def _triangle(square: Tensor, picked: list[Tensor]) -> int:
@@ -297,11 +290,7 @@ def collective(node: Node, rule: Rule) -> Work:
 def index_put_nested(node: Node, rule: Rule) -> list[Work] | None:
     """_index_put_impl_ in a trace: only sort and addition, because arithmetic and copies are child operators."""
     works = index_put(node, rule)
-    return (
-        None
-        if works is None
-        else [w for w in works if w.family in ("sort", "index", "tril_index_backward")]
-    )
+    return works and [w for w in works if w.family in ("sort", "index", "tril_index_backward")]
 
 
 @size("pad")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.graph.sizes.vocabulary import Rule, Work, on_device, size
+from pipeline.graph.sizes.vocabulary import Rule, Work, on_device, over, size
 from pipeline.graph.table import Node
 
 CHUNK_ELEMENTS = 65536
@@ -62,16 +62,16 @@ def foreach_norm(node: Node, rule: Rule) -> list[Work] | None:
     works = foreach(node, rule)
     if works:
         count = sum(work.dims["tensors"] or 0 for work in works)
-        small = {"B": count, "H": 320, "inputs": 1280 * count, "outputs": 4 * count}
+
         works.append(
-            Work(
-                small,
+            over(
+                (count, 320),
                 320.0 * count,
                 1280.0 * count,
                 4.0 * count,
-                works[0].dtype,
                 "reduction",
                 "norm_join",
+                works[0].dtype,
             )
         )
     return works

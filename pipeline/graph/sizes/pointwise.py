@@ -10,6 +10,7 @@ from pipeline.graph.sizes.vocabulary import (
     Rule,
     Work,
     copied,
+    element_bytes,
     filled,
     main_dtype,
     on_device,
@@ -42,7 +43,7 @@ def elementwise(node: Node, rule: Rule) -> Work | None:
     strided = any(t.numel > 1 and not _same_layout(t, result) for t in inputs)
     attributes = {"strided": True} if strided else {}
     return over(
-        result, flops, read, written, main_dtype(node), rule.family, op, attributes=attributes
+        result, flops, read, written, rule.family, op, main_dtype(node), attributes=attributes
     )
 
 
@@ -55,9 +56,7 @@ def likelihood(node: Node, rule: Rule) -> Work | None:
         return None
     label_bytes, touched = DTYPE_BYTES.get(labels.dtype, 8) * count, int(SECTOR_BYTES) * count
     read, written = (
-        (label_bytes, touched)
-        if backward
-        else (label_bytes + touched, DTYPE_BYTES.get(scores.dtype, 4))
+        (label_bytes, touched) if backward else (label_bytes + touched, element_bytes(scores))
     )
     dims = {"B": count, "H": scores.numel // count, "inputs": read, "outputs": written}
     return Work(dims, 4.0 * count, read, written, scores.dtype)
@@ -76,7 +75,7 @@ def fill(node: Node, rule: Rule) -> Work | None:
     result = plain_result(node)
     if not result.numel or result.host:
         return None
-    return over(result, 0, 0, result.bytes, result.dtype)
+    return over(result, 0, 0, result.bytes)
 
 
 @size("diagonal")
@@ -86,7 +85,7 @@ def diagonal(node: Node, rule: Rule) -> Work | None:
     if not result.numel or result.host:
         return None
     length = min(result.shape[-2:])
-    return over((1, length), 0, 0, result.bytes // result.numel * length, result.dtype)
+    return over((1, length), 0, 0, result.bytes // result.numel * length, dtype=result.dtype)
 
 
 @size("fill_input")
@@ -114,7 +113,7 @@ def copy(node: Node, rule: Rule) -> Work | None:
         return _host_device_copy(source, target, node)
     alike = source.dtype == target.dtype and _same_layout(source, target)
     if alike and not _expanded(source):
-        return copied(target, "memcpy_d2d", "memcpy", "cudaMemcpyAsync")
+        return copied(target, "memcpy_d2d", "memcpy")
     family, op = "copy", "transpose"
     attributes: dict[str, object] = {
         "shape": list(source.shape),
@@ -130,9 +129,9 @@ def copy(node: Node, rule: Rule) -> Work | None:
         0,
         source.stored_bytes,
         target.bytes,
-        main_dtype(node),
         family,
         op,
+        main_dtype(node),
         attributes=attributes,
     )
     return replace(moved, dims={**moved.dims, "bytes": target.bytes}, api="cudaLaunchKernel")
@@ -157,9 +156,9 @@ def loss(node: Node, rule: Rule) -> list[Work]:
     """An elementwise loss, followed by a mean or a sum unless the loss is not reduced."""
     x = node.tensor(0)
     read = read_bytes(node.tensors())
-    works = [over(x, 4 * x.numel, read, x.bytes, x.dtype)]
+    works = [over(x, 4 * x.numel, read, x.bytes)]
     if node.value(int(rule.options.get("reduction", 2)), 1) != 0:
-        works.append(over(x, x.numel, x.bytes, 4, x.dtype, "reduction", "mean_all"))
+        works.append(over(x, x.numel, x.bytes, 4, "reduction", "mean_all"))
     return works
 
 
@@ -186,15 +185,9 @@ def ctc_loss_backward(node: Node, rule: Rule) -> list[Work]:
     """
     x, alphas = node.tensor(1), node.tensor(6)
     collected = over(
-        x,
-        4.0 * alphas.numel,
-        x.bytes + 2 * alphas.bytes,
-        x.bytes,
-        x.dtype,
-        "loss",
-        "ctc_loss_gradient",
+        x, 4.0 * alphas.numel, x.bytes + 2 * alphas.bytes, x.bytes, "loss", "ctc_loss_gradient"
     )
-    padded = over(x, 0, 0, x.bytes, x.dtype, "elementwise", "fill")
+    padded = over(x, 0, 0, x.bytes, "elementwise", "fill")
     betas = _lattice(x, alphas.shape[-1], rule)
     return [*_lengths_to_device(x), filled(alphas), filled(x), betas, collected, padded]
 
@@ -202,7 +195,7 @@ def ctc_loss_backward(node: Node, rule: Rule) -> list[Work]:
 def _lengths_to_device(log_probs: Tensor) -> list[Work]:
     """The host's lists of lengths, of target lengths and of the targets' places on their way to the device."""
     numbers = Tensor((log_probs.shape[1],), "int64")
-    return [copied(numbers, "memcpy_h2d", "pageable", "cudaMemcpyAsync", blocking=True)] * 3
+    return [copied(numbers, "memcpy_h2d", "pageable", blocking=True)] * 3
 
 
 def _lattice(x: Tensor, states: int, rule: Rule) -> Work:
@@ -214,9 +207,9 @@ def _lattice(x: Tensor, states: int, rule: Rule) -> Work:
         8.0 * batch * frames * states,
         x.bytes,
         written,
-        x.dtype,
         rule.family,
         rule.op,
+        x.dtype,
     )
     return replace(work, dims={**work.dims, "T": frames})
 
@@ -283,17 +276,17 @@ def fft(node: Node, rule: Rule) -> list[Work]:
     larger = x if x.numel >= result.numel else result
     real = x.dtype not in REAL or result.dtype not in REAL
     dtype = REAL.get(x.dtype, x.dtype)
-    works = [one_pass(x, x, 0.0, dtype, "copy")] if node.name.endswith("c2r") else []
+    works = [one_pass(x, x, 0.0, "copy", dtype)] if node.name.endswith("c2r") else []
     for number, dim in enumerate(dims):
         length = max(larger.shape[dim] if larger.shape else 1, 2)
         flops = 5.0 * larger.numel * math.log2(length) * (0.5 if real else 1.0)
         source = x if number == 0 else result
-        works.append(one_pass(source, result, flops, dtype, rule.op))
+        works.append(one_pass(source, result, flops, rule.op, dtype))
     if node.value(2, 0):
-        works.append(one_pass(result, result, 2.0 * result.numel, dtype, "mulu"))
+        works.append(one_pass(result, result, 2.0 * result.numel, "mulu", dtype))
     return works
 
 
-def one_pass(source: Tensor, target: Tensor, flops: float, dtype: str, op: str) -> Work:
-    """An elementwise kernel that reads one tensor and writes another."""
-    return over(target, flops, source.bytes, target.bytes, dtype, "elementwise", op)
+def one_pass(source: Tensor, target: Tensor, flops: float, op: str, dtype: str = "") -> Work:
+    """An elementwise kernel that reads one tensor and writes another, whose dtype is the default."""
+    return over(target, flops, source.bytes, target.bytes, "elementwise", op, dtype)

@@ -45,21 +45,17 @@ def reduction(node: Node, rule: Rule) -> list[Work] | Work | None:
     rows, width = _split(source.shape, dims, side)
     read = source.stored_bytes
     main = over(
-        (rows, width), source.numel, read, written * element, source.dtype, op=f"{rule.op}_{side}"
+        (rows, width),
+        source.numel,
+        read,
+        written * element,
+        dtype=source.dtype,
+        op=f"{rule.op}_{side}",
     )
     if not _across_blocks(rows, width, side, rule.sms):
         return main
-    zeroed = Work(
-        {"bytes": 4 * written},
-        0,
-        0,
-        4 * written,
-        "int32",
-        "memset",
-        "semaphores",
-        "cudaMemsetAsync",
-    )
-    return [zeroed, main]
+    cleared = ({"bytes": 4 * written}, 0, 0, 4 * written, "int32", "memset", "semaphores")
+    return [Work(*cleared, "cudaMemsetAsync"), main]
 
 
 @size("extremum")

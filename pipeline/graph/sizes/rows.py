@@ -27,7 +27,7 @@ def softmax(node: Node, rule: Rule) -> Work | None:
     width = x.shape[axis] if x.shape else 1
     result = node.result() or x
     read = read_bytes(node.tensors())
-    return over((x.numel // width, width), 5 * x.numel, read, result.bytes, x.dtype)
+    return over((x.numel // width, width), 5 * x.numel, read, result.bytes, dtype=x.dtype)
 
 
 @size("layer_norm")
@@ -44,17 +44,14 @@ def layer_norm_backward(node: Node, rule: Rule) -> list[Work]:
     """Gradient of the input in one kernel, of weight and bias in another (ATen/native/cuda/layer_norm_kernel.cu)."""
     x = node.tensor(1)
     width = math.prod(node.value(2, None) or [x.shape[-1]])
-    dims = {"B": x.numel // width, "H": width, "inputs": 2 * x.bytes, "outputs": x.bytes}
+    rows = (x.numel // width, width)
+    parts = (
+        ("layer_norm_input", 8 * x.numel, x.bytes),
+        ("layer_norm_weight", 4 * x.numel, 8 * width),
+    )
     return [
-        Work(dims, 8 * x.numel, 2 * x.bytes, x.bytes, x.dtype, op="layer_norm_input"),
-        Work(
-            {**dims, "outputs": 8 * width},
-            4 * x.numel,
-            2 * x.bytes,
-            8 * width,
-            x.dtype,
-            op="layer_norm_weight",
-        ),
+        over(rows, flops, 2 * x.bytes, written, op=op, dtype=x.dtype)
+        for op, flops, written in parts
     ]
 
 
@@ -74,7 +71,7 @@ def group_norm(node: Node, rule: Rule) -> list[Work]:
     )
     rows = batch * groups
     moments = over(
-        (rows, x.numel // rows), 4 * x.numel, x.bytes, 8 * rows, x.dtype, "reduction", "var_columns"
+        (rows, x.numel // rows), 4 * x.numel, x.bytes, 8 * rows, "reduction", "var_columns", x.dtype
     )
     return [moments, *_per_channel(node, batch * count), _applied(x, reads=1)]
 
@@ -89,9 +86,9 @@ def group_norm_backward(node: Node, rule: Rule) -> list[Work]:
         4 * x.numel,
         2 * x.bytes,
         8 * rows,
-        x.dtype,
         "reduction",
         "sum_columns",
+        x.dtype,
     )
     factors = _per_channel(node, rows)
     return [sums, *factors, _applied(x, reads=2), *factors]
@@ -99,17 +96,14 @@ def group_norm_backward(node: Node, rule: Rule) -> list[Work]:
 
 def _per_channel(node: Node, count: int) -> list[Work]:
     """A small kernel over the channels of all samples; none if the norm has no weight."""
-    weighed = any(len(tensor.shape) == 1 for tensor in node.tensors())
-    return (
-        [over((1, count), 2 * count, 8 * count, 8 * count, "fp32", "elementwise", "addcmul")]
-        if weighed
-        else []
-    )
+    if all(len(tensor.shape) != 1 for tensor in node.tensors()):
+        return []
+    return [over((1, count), 2 * count, 8 * count, 8 * count, "elementwise", "addcmul", "fp32")]
 
 
 def _applied(x: Tensor, reads: int) -> Work:
     """One pass over all elements."""
-    return over(x, 2 * x.numel, reads * x.bytes, x.bytes, x.dtype, "elementwise", "addcmul")
+    return over(x, 2 * x.numel, reads * x.bytes, x.bytes, "elementwise", "addcmul")
 
 
 @size("channel_sums")
@@ -123,7 +117,7 @@ def channel_sums(node: Node, rule: Rule) -> Work | None:
         (x.numel // x.shape[1], x.shape[1]),
         sum(result.bytes for result in node.results()),
     )
-    return over(rows, 2 * x.numel, read_bytes(images), written, x.dtype, op=f"{rule.op}_rows")
+    return over(rows, 2 * x.numel, read_bytes(images), written, dtype=x.dtype, op=f"{rule.op}_rows")
 
 
 @size("channel_rows")
@@ -135,7 +129,7 @@ def channel_rows(node: Node, rule: Rule) -> Work:
         4 * received.numel,
         received.bytes,
         sum(t.bytes for t in node.results()),
-        received.dtype,
+        dtype=received.dtype,
     )
 
 
@@ -147,33 +141,24 @@ def logsumexp(node: Node, rule: Rule) -> list[Work]:
     """
     x = node.tensor(0)
     result = node.result() or x
-    whole = {
-        "B": x.numel // max(x.shape[-1], 1),
-        "H": x.shape[-1],
-        "inputs": x.bytes,
-        "outputs": x.bytes,
-    }
-    short = {"B": 1, "H": result.numel, "inputs": result.bytes, "outputs": result.bytes}
-    reduced = {**whole, "outputs": result.bytes}
+    rows = (x.numel // max(x.shape[-1], 1), x.shape[-1])
 
-    def over(dims: dict[str, int], family: str, op: str) -> Work:
-        return Work(
-            dims,
-            float(dims["B"] * dims["H"]),
-            float(dims["inputs"]),
-            float(dims["outputs"]),
-            x.dtype,
-            family,
-            op,
+    def passed(family: str, *ops: str) -> list[Work]:
+        written = result.bytes if family == "reduction" else x.bytes
+        flops = float(rows[0] * rows[1])
+        return [over(rows, flops, x.bytes, written, family, op, x.dtype) for op in ops]
+
+    few = [
+        over(
+            (1, result.numel), result.numel, result.bytes, result.bytes, "elementwise", op, x.dtype
         )
-
-    few = [over(short, "elementwise", op) for op in ("abs", "compare", "masked_fill", "log", "add")]
+        for op in ("abs", "compare", "masked_fill", "log", "add")
+    ]
     return [
-        over(reduced, "reduction", "max_columns"),
+        *passed("reduction", "max_columns"),
         *few[:3],
-        over(whole, "elementwise", "sub"),
-        over(whole, "elementwise", "exp"),
-        over(reduced, "reduction", "sum_columns"),
+        *passed("elementwise", "sub", "exp"),
+        *passed("reduction", "sum_columns"),
         *few[3:],
     ]
 
@@ -231,10 +216,10 @@ def attention(node: Node, rule: Rule) -> Work:
     blocks of queries, and FlashAttention-2 shortens its loop. With a mask they compute everything and also read the
     mask.
     """
-    first = 1 if rule.options.get("backward") else 0
+    first = int(bool(rule.options.get("backward")))
     q, k, v = (node.tensor(first + i) for i in range(3))
     batch, heads, tokens, width = q.shape
-    widths = 3 * width + 2 * v.shape[-1] if rule.options.get("backward") else width + v.shape[-1]
+    widths = 3 * width + 2 * v.shape[-1] if first else width + v.shape[-1]
     causal = _flag(node, int(rule.options["causal"]))
     flops = 2.0 * batch * heads * tokens * k.shape[2] * widths * (0.5 if causal else 1.0)
     written = float(sum(t.bytes for t in node.results() if len(t.shape) == 4) or q.bytes)
@@ -262,9 +247,7 @@ def attention(node: Node, rule: Rule) -> Work:
 def _flag(node: Node, at: int) -> bool:
     """Boolean argument `at`; a stand-in has fewer arguments, so its only boolean is used."""
     flag = node.value(at)
-    return (
-        flag if isinstance(flag, bool) else True in [v for v in node.values if isinstance(v, bool)]
-    )
+    return flag if isinstance(flag, bool) else any(value is True for value in node.values)
 
 
 @size("rnn")
@@ -277,10 +260,7 @@ def rnn(node: Node, rule: Rule) -> Work:
     x = node.tensor(1 if rule.options.get("backward") else 0)
     shape = node.attributes["rnn"]
     gates, width, layers, directions = (
-        shape["gates"],
-        shape["hidden"],
-        shape["layers"],
-        shape["directions"],
+        shape[key] for key in ("gates", "hidden", "layers", "directions")
     )
     weights = float(shape["weight_bytes"])
     projected = int(shape.get("projected", 0))
@@ -289,36 +269,23 @@ def rnn(node: Node, rule: Rule) -> Work:
     steps = shape["tokens"] * shape["batch"] * directions
     flops = sum(2.0 * width * (gates * (inputs + fed) + projected) for inputs in per_layer) * steps
     out = steps * fed * (x.bytes // max(1, x.numel))
-    dims = {
-        "B": shape["batch"],
-        "T": shape["tokens"],
-        "I": x.shape[-1],
-        "H": width,
-        "layers": layers,
-    }
+    sizes = (shape["batch"], shape["tokens"], x.shape[-1], width, layers)
+    dims = dict(zip(("B", "T", "I", "H", "layers"), sizes, strict=True))
     factor = 2.0 if rule.options.get("backward") else 1.0
-    dtype = computing_dtype(node, x)
-    said = {"directions": directions, "gates": gates} | (
-        {"projected": projected} if projected else {}
-    )
-    return Work(
-        dims,
-        factor * flops,
+
+    said = {"directions": directions, "gates": gates}
+    said |= {"projected": projected} if projected else {}
+    read, written, dtype = (
         factor * (x.bytes + weights),
         factor * layers * out,
-        dtype,
-        attributes=said,
+        computing_dtype(node, x),
     )
+    return Work(dims, factor * flops, read, written, dtype, attributes=said)
 
 
 def _window(node: Node, rule: Rule) -> dict[str, int]:
     """Kernel and stride of a pooling window, read from the arguments that start at position `window` (an option)."""
     at = rule.options.get("window")
-    window: dict[str, int] = {}
-    if at is not None:
-        for name, value in zip(
-            ("kernel_size", "stride", "padding"), node.values[at : at + 3], strict=False
-        ):
-            if isinstance(value, list) and value:
-                window[name] = int(value[0])
-    return window
+    names = ("kernel_size", "stride", "padding") if at is not None else ()
+    sides = zip(names, node.values[at : (at or 0) + 3], strict=False)
+    return {name: int(side[0]) for name, side in sides if isinstance(side, list) and side}

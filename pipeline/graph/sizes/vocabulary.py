@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pipeline.families.dims import SECTOR_BYTES
-from pipeline.graph.table import Node, Tensor
+from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 WARP = 32
 """Threads of a warp."""
@@ -75,18 +75,26 @@ def over(
     flops: float,
     read: float,
     written: float,
-    dtype: str,
     family: str | None = None,
     op: str | None = None,
+    dtype: str = "",
     **more: Any,
 ) -> Work:
     """A kernel over rows (number, width) of elements. The bytes that it reads and writes are its dims too.
 
-    `more`: other fields of `Work`.
+    The default dtype is that of the rows; `more`: other fields of `Work`.
     """
-    count, width = rows.rows_width() if isinstance(rows, Tensor) else rows
+    if isinstance(rows, Tensor):
+        dtype = dtype or rows.dtype
+        rows = rows.rows_width()
+    count, width = rows
     dims = {"B": count, "H": width, "inputs": int(read), "outputs": int(written)}
     return Work(dims, flops, read, written, dtype, family, op, **more)
+
+
+def element_bytes(tensor: Tensor) -> int:
+    """Bytes of one element."""
+    return DTYPE_BYTES.get(tensor.dtype, 4)
 
 
 def on_device(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -152,17 +160,17 @@ def plain_result(node: Node) -> Tensor:
 
 def filled(tensor: Tensor) -> Work:
     """A kernel that writes a constant to all elements of a tensor."""
-    return over(tensor, 0, 0, tensor.bytes, tensor.dtype, "elementwise", "fill")
+    return over(tensor, 0, 0, tensor.bytes, "elementwise", "fill")
 
 
 def read_by_host(tensor: Tensor) -> Work:
     """A copy of a tensor to pageable host memory; the host waits for it."""
-    return copied(tensor, "memcpy_d2h", "pageable", "cudaMemcpyAsync", blocking=True)
+    return copied(tensor, "memcpy_d2h", "pageable", blocking=True)
 
 
-def copied(tensor: Tensor, family: str, op: str, api: str, blocking: bool = False) -> Work:
+def copied(tensor: Tensor, family: str, op: str, blocking: bool = False) -> Work:
     """A copy of all bytes of a tensor."""
-    moved = tensor.bytes
+    moved, api = tensor.bytes, "cudaMemcpyAsync"
     return Work({"bytes": moved}, 0, moved, moved, tensor.dtype, family, op, api, blocking)
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from pipeline.arrays import Array
 from pipeline.errors import InputError
-from pipeline.families.dims import Array
 from pipeline.readable import compact
 
 if TYPE_CHECKING:

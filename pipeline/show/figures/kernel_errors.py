@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from pipeline.families.dims import Array
+from pipeline.arrays import Array
 from pipeline.palette import series_colours
 from pipeline.readable import distinct
 from pipeline.show.figures.board import (

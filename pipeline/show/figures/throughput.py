@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.families.dims import Array
+from pipeline.arrays import Array
 from pipeline.palette import ACTIVE, series_colours
 from pipeline.readable import distinct, rate
 from pipeline.show.figures.board import (
