@@ -140,17 +140,6 @@ def test_swapped_steps_negate_changes_and_intervals(pair: tuple[Prediction, Pred
     )
 
 
-def test_twice_the_bandwidth_makes_what_moves_bytes_faster_and_nothing_else() -> None:
-    asked = {"gpu": "H100", "batch_size": 8192, **SMALL}
-    diff = predict(**asked).diff(predict(**asked, gpu__dram_gb_per_s=2 * 3350.0))
-    relative = {part.name: part.us / part.a_us for part in diff.parts if part.name != "idle"}
-    assert relative["elementwise"] < -0.25 and relative["optimizer"] < -0.25
-    assert (
-        abs(relative["bmm"]) < 1e-3 and abs(relative["memcpy_h2d"]) < 1e-9
-    )  # arithmetic, and the host's bus
-    assert all(change < 1e-9 for change in relative.values())
-
-
 def test_errors_that_both_steps_share_cancel() -> None:
     """Half the batch on the same GPU is surely faster, although the intervals of both steps are wide."""
     large, half = (predict("V100", "dlrm_small", batch_size=size) for size in (8192, 4096))

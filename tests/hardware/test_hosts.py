@@ -16,7 +16,7 @@ from pipeline.cli import app
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
 from pipeline.hardware.hosts import list_hosts, load_host, usual_host
-from pipeline.paths import Artifacts, config_files
+from pipeline.paths import config_files
 from pipeline.question.question import ask, expand
 from pipeline.show.catalogue import host_rows
 
@@ -114,23 +114,6 @@ def test_every_answer_names_the_host_the_dtype_and_the_optimizer(command: list[s
     )  # lines are broken at the width of a terminal
     for name in ("typical-2017", "dtype default", "optimizer sgd"):
         assert name in shown, f"{command[0]}: {name}"
-
-
-def test_statistics_are_made_once_for_all_gpus_of_a_host() -> None:
-    from pipeline.flow import Flow
-
-    flow = Flow.from_config({"gpu": "V100,A100,H100", "model": "dlrm_default"})
-    overheads = {
-        flow.overheads_of_point(
-            type(
-                "Wildcards",
-                (),
-                {"gpu": p.gpu.name, "model": p.model, "variant": p.variant, "batch": p.batch_size},
-            )
-        )
-        for p in flow.points
-    }
-    assert overheads == {Artifacts("results").overheads("V100", "shared")}
 
 
 @pytest.mark.parametrize(

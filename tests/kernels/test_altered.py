@@ -177,6 +177,12 @@ def test_half_the_bandwidth_makes_memory_bound_calls_twice_as_long_and_arithmeti
 
 
 @needs_pack
+@pytest.mark.parametrize("figure", ["dram_gb_per_s=901", "fp32_tflop_per_s=14.01", "l2_mib=6.01"])
+def test_a_small_change_is_a_small_change(figure: str) -> None:
+    assert ratios("V100", figure).to_numpy() == pytest.approx(1.0, rel=0.0012)
+
+
+@needs_pack
 def test_what_rested_on_samples_is_transferred_with_a_wider_interval() -> None:
     old = stated("V100").predict(CALLS)
     new = kernel_predictor(altered("V100", "dram_gb_per_s=1000"), "auto", None).predict(CALLS)

@@ -150,28 +150,6 @@ def test_the_measured_step_lies_below_the_predicted_one(tmp_path: Path) -> None:
     assert slices["cudaLaunchKernel"]["pid"] == slices["aten::mm"]["pid"] != slices["gemm"]["pid"]
 
 
-def test_perfetto_reads_every_slice(trace: dict[str, object], tmp_path: Path) -> None:
-    processor = pytest.importorskip(
-        "perfetto.trace_processor", reason="the perfetto package is not installed"
-    )
-    file = tmp_path / "timeline.json"
-    file.write_text(json.dumps(trace))
-    try:
-        opened = processor.TraceProcessor(trace=str(file))
-    except Exception as error:  # whatever it meets while fetching its program
-        pytest.skip(
-            "perfetto's trace processor is fetched at first use, and cannot be fetched here"
-            f" ({error})"
-        )
-    events = trace["traceEvents"]
-    assert isinstance(events, list)
-    with opened:
-        counted = [row.n for row in opened.query("select count(*) as n from slice")]
-        names = {row.name for row in opened.query("select name from thread") if row.name}
-    assert counted == [sum(event["ph"] == "X" for event in events)]
-    assert {"main", "autograd"} <= names
-
-
 def test_slices_of_one_row_nest_or_follow_each_other(trace: dict[str, object]) -> None:
     # |---- op ----|        allowed        |---- op ----|         not allowed
     #    |launch|                               |--- op ---|
@@ -243,22 +221,6 @@ def test_phases_follow_each_other_in_the_order_of_a_training_step(trace: dict[st
     for row in ("phase on the host", "phase on the GPU"):
         phases = [e["name"] for e in slices(trace, lambda e, row=row: e["cat"] == row)]
         assert phases == ["inputs", "forward", "loss", "backward", "optimizer"]
-
-
-def test_rows_are_sorted_summary_first_and_measured_last(trace: dict[str, Any]) -> None:
-    order = {
-        e["pid"]: e["args"]["sort_index"]
-        for e in trace["traceEvents"]
-        if e["name"] == "process_sort_index"
-    }
-    names = {
-        e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"
-    }
-    assert [names[pid] for pid in sorted(order, key=order.__getitem__)] == [
-        "predicted step",
-        "predicted host",
-        "predicted GPU",
-    ]
 
 
 def test_collectives_of_the_backward_phase_are_communication(tmp_path: Path) -> None:

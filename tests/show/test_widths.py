@@ -11,7 +11,8 @@ import pytest
 from pipeline.prediction import Prediction
 from pipeline.schemas import write_table
 from pipeline.summary_rows import summary_row
-from tests.simulate.test_trace_commands import steps, steptime
+from tests.commands import Steptime
+from tests.simulate.test_trace_commands import steps
 
 SMALL = "model=dlrm_small batch_size=64 predict.draws=10"
 LONG = "gpu=A100-SXM4-80GB,H100-PCIe"
@@ -93,12 +94,12 @@ def test_no_line_is_longer_than_the_terminal(
     command: str,
     width: int,
     places: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    steptime: Steptime,
 ) -> None:
     for name, value in {"COLUMNS": str(width), "FORCE_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
-    code, out, err = steptime(capsys, *command.format(**places).split())
+    code, out, err = steptime(*command.format(**places).split())
     lines = re.sub(r"\x1b\[[\d;]*m", "", out).splitlines()
     assert code == 0, err
     assert len(lines) >= 2

@@ -74,24 +74,6 @@ def test_host_time_of_the_evaluated_iterations_is_not_used(tmp_path: Path) -> No
     ] == pytest.approx(33.0)
 
 
-def test_the_json_holds_what_the_contract_names(tmp_path: Path) -> None:
-    figures = replay(write(tmp_path, steps(4))).as_dict()
-    for key in (
-        "iterations",
-        "measured_us",
-        "predicted_us",
-        "error",
-        "active_measured_us",
-        "active_predicted_us",
-        "baselines",
-        "overheads",
-    ):
-        assert key in figures
-    json.dumps(figures)
-    assert figures["baselines"]["queued_and_kernels_us"] == pytest.approx(10.0)
-    assert figures["baselines"]["train_mean_us"] == pytest.approx(figures["measured_us"])
-
-
 def test_a_trace_without_operators_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="activities"):
         replay(write(tmp_path, [kernel("k", 0, 5, 1)]))

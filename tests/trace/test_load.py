@@ -97,18 +97,6 @@ def test_gzip_is_told_by_content(tmp_path: Path) -> None:
     assert len(load_trace(path)) == 4
 
 
-def test_text_process_ids_and_old_category_names_are_read(tmp_path: Path) -> None:
-    events = [
-        {**STEP[0], "pid": "Spans", "tid": "PyTorch Profiler", "cat": "Trace"},
-        {**STEP[0], "cat": "Operator"},
-        {**STEP[2], "cat": "Runtime"},
-        {**STEP[3], "cat": "Kernel"},
-    ]
-    loaded = load_trace(write(tmp_path, events))
-    assert sorted(loaded.events["category"]) == ["Trace", "cpu_op", "cuda_runtime", "kernel"]
-    assert (loaded.columns["launch"] >= 0).sum() == 1
-
-
 def test_amd_and_driver_launches_count_as_launches(tmp_path: Path) -> None:
     events = [
         op("aten::mm", 0, 30),
@@ -355,14 +343,6 @@ def test_optimizers_that_are_cleared_together_open_one_step(tmp_path: Path) -> N
     iterations = load_trace(write(tmp_path, events)).iterations
     assert iterations["start_ns"].tolist() == [1000_000, 1100_000]
     assert iterations["end_ns"].tolist() == [1100_000, 1200_000]
-
-
-def test_events_survive_a_round_trip_through_parquet(tmp_path: Path) -> None:
-    loaded = load_trace(write(tmp_path, STEP))
-    write_table(loaded.events, tmp_path / "events.parquet", "events")
-    assert list(read_table(tmp_path / "events.parquet", "events")["name"]) == list(
-        loaded.events["name"]
-    )
 
 
 def test_an_empty_trace_is_read_as_empty(tmp_path: Path) -> None:

@@ -140,20 +140,6 @@ def test_an_edit_to_the_users_own_module_makes_the_graph_anew(tmp_path: Path) ->
     assert "capture_graph" in edited.stderr + edited.stdout
 
 
-def test_the_command_line_predicts_the_same(finished: Path) -> None:
-    from pipeline.answers.engine import engine
-    from pipeline.question.question import expand
-
-    there = summary_of(finished)
-    here = (
-        engine(finished / "nothing-here")
-        .predict_one(expand(["gpu=V100", "model=dlrm_default"])[0])
-        .whole()
-    )
-    assert here.predicted_us == pytest.approx(there["predicted_us"], rel=1e-9)
-    assert (here.p10_us, here.p90_us) == pytest.approx((there["p10_us"], there["p90_us"]), rel=1e-9)
-
-
 def test_a_corrupt_artifact_stops_the_run_with_one_line(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(finished, folder, symlinks=True)
