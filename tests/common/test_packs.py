@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,7 @@ import pytest
 
 from evaluation.training import write_packs
 from pipeline import model_files as packs
-from pipeline.answers.gap_models import attention_model, tensor_model
 from pipeline.errors import PackError
-from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.collective_bandwidth import collective_model
-from pipeline.transfer.shipped_models import load_models
 
 
 @pytest.fixture
@@ -91,46 +85,6 @@ def test_every_file_that_ships_is_in_a_manifest_and_as_it_says() -> None:
         (Path(name) / file).as_posix() for name in names for file in packs.check_pack(name)["files"]
     }
     assert listed == set(files_that_ship())
-
-
-@pytest.fixture
-def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of all that ships, in the place of what ships."""
-    shutil.copytree(packs.packs_dir(), tmp_path / "packs")
-    monkeypatch.setattr(packs, "packs_dir", lambda: tmp_path / "packs")
-    packs.check_pack.cache_clear()
-    yield tmp_path / "packs"
-    packs.check_pack.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("name", "load"),
-    [
-        ("attention.json", lambda: attention_model(load_gpu("H100"))),
-        ("collectives.json", lambda: collective_model(load_gpu("H100"))),
-        ("transfer/gemm.safetensors", load_models),
-        ("transfer/tensor_gemm.safetensors", tensor_model),
-    ],
-)
-@pytest.mark.parametrize("harm", ["change", "remove", "not listed"])
-def test_shared_files_are_checked_when_they_are_loaded(
-    copy: Path, name: str, load: Any, harm: str
-) -> None:
-    assert load()
-    packs.check_pack.cache_clear()
-    path = copy / name
-    data = path.read_bytes()
-    if harm == "change":  # of one digit or byte, after which the file still reads
-        path.write_bytes(data[:-40] + bytes([data[-40] ^ 1]) + data[-39:])
-    elif harm == "remove":
-        path.unlink()
-    else:
-        manifest = path.parent / packs.MANIFEST
-        values = json.loads(manifest.read_text())
-        del values["files"][path.name]
-        manifest.write_text(json.dumps(values))
-    with pytest.raises(PackError, match=path.name):
-        load()
 
 
 def test_a_file_that_is_written_anew_is_entered_beside_the_others(tmp_path: Path) -> None:

@@ -57,18 +57,6 @@ def test_half_precision_takes_no_latency_below_the_floor(gpu: str) -> None:
     assert (found["predicted_us"] <= found["latency_p90_us"]).all()
 
 
-@pytest.mark.parametrize(
-    "family", ["conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"]
-)
-def test_what_a_call_takes_does_not_depend_on_its_neighbours(
-    v100: KernelPredictor, family: str
-) -> None:
-    shapes = [(64, 64, 3, 56, 1), (64, 64, 1, 56, 1), (256, 256, 3, 14, 1), (512, 2048, 1, 7, 1)]
-    together = v100.predict(convolutions(family, *shapes))["kernel_us"]
-    alone = [v100.predict(convolutions(family, shape))["kernel_us"].iloc[0] for shape in shapes]
-    assert list(together) == pytest.approx(alone)
-
-
 def test_gradients_of_a_sampled_window_take_about_as_long_as_its_forward_pass(
     v100: KernelPredictor,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.answers.kernel_commands import fit_command, predict_command
 from pipeline.answers.kernel_predictor import predictor_of
-from pipeline.errors import PackError, SteptimeError, TableError, UnknownNameError
+from pipeline.errors import PackError, SteptimeError, TableError
 from pipeline.families.family import Law
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import networks as trees
@@ -234,11 +234,6 @@ def test_kernel_times_are_fitted_where_samples_have_them(samples, v100):
     model = fit_family(table, v100, "gemm", "trees").model
     ratio = model.predict(samples).kernel / table["kernel_us"]
     assert np.median(ratio) == pytest.approx(1.0, abs=0.03)
-
-
-def test_an_unknown_variant_lists_the_choices(samples, v100):
-    with pytest.raises(UnknownNameError, match="mlp_paper"):
-        fit_family(samples, v100, "gemm", "forest")
 
 
 def test_a_gpu_is_fitted_tracked_and_saved(samples, v100, tmp_path):

@@ -218,18 +218,6 @@ def test_momentum_is_refused_where_it_would_make_updates_dense(embedding):
         capture(config_of("dlrm_ddp", embedding=embedding, optimizer="sgd_momentum"), 8)
 
 
-def test_overrides_reach_the_workload_from_the_command_line():
-    texts = [
-        "gpu=V100",
-        "model=dlrm_default",
-        "model.embedding=sparse",
-        "model.optimizer=adagrad",
-        "model.dtype=bf16",
-    ]
-    model = expand(texts)[0].workload.plain()
-    assert (model["embedding"], model["optimizer"], model["dtype"]) == ("sparse", "adagrad", "bf16")
-
-
 @pytest.mark.parametrize(
     "optimizer, lists", [("sgd", 2), ("sgd_momentum", 3), ("adam", 4), ("adamw", 4)]
 )

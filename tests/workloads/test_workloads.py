@@ -5,7 +5,7 @@ import resource
 import pytest
 import torch
 
-from pipeline.errors import ConfigError, InputError, UnknownNameError
+from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.paths import config_dir, project_dir
 from pipeline.question.options import FREE_OPTIONS
 from pipeline.workloads import make_step
@@ -197,43 +197,6 @@ def test_tables_may_come_from_a_file(tmp_path, monkeypatch):
         make_step(config_of("dlrm_open_source", table_configs="nowhere.json"), 4, "meta")
     with pytest.raises(ConfigError, match=r"no such file$"):
         make_step(config_of("dlrm_open_source", table_configs="/nowhere.json"), 4, "meta")
-
-
-def test_a_custom_step_comes_from_the_users_module(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_tiny_model.py").write_text(
-        "import torch\n"
-        "from torch import nn\n"
-        "from pipeline.workloads.training_step import Step\n\n\n"
-        "def make_step(config, batch_size, device):\n"
-        "    with torch.device(device):\n"
-        "        model = nn.Linear(8, 1)\n"
-        "    batch = torch.rand(batch_size, 8), torch.rand(batch_size, 1)\n"
-        "    loss = lambda output, x, y: nn.functional.mse_loss(output, y)\n"
-        "    return Step([model], [batch], lambda x, y: model(x), loss, device, config)\n"
-    )
-    from pipeline.graph.capture import capture
-    from pipeline.graph.device_calls import map_calls
-
-    config = config_of("custom", target="my_tiny_model:make_step")
-    make_step(config, 4, "cpu").run(0)
-    assert "gemm" in set(map_calls(capture(config, 4))["family"])
-    (tmp_path / "my_bad_model.py").write_text(
-        (tmp_path / "my_tiny_model.py")
-        .read_text()
-        .replace("(output, y)", "(output, y).long().item()")
-    )
-    with pytest.raises(
-        InputError, match=r"my_bad_model:make_step: its step cannot be captured without a GPU.*item"
-    ):
-        capture({**config, "target": "my_bad_model:make_step"}, 4)
-    for target, message in (
-        ("my_tiny_model", "module:function"),
-        ("nowhere:f", "no module"),
-        ("my_tiny_model:f", "has no f"),
-    ):
-        with pytest.raises(InputError, match=message):
-            make_step({**config, "target": target}, 4, "cpu")
 
 
 def test_the_documents_example_of_a_custom_model_is_predicted(tmp_path, monkeypatch):
