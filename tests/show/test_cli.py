@@ -24,7 +24,7 @@ from pipeline.prediction import Prediction
 from pipeline.question.question import Question, expand
 from pipeline.schemas import write_table
 from pipeline.summary_rows import summary_row
-from tests.commands import Steptime
+from tests.commands import Steptime, python
 
 
 def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNamespace]:
@@ -235,9 +235,7 @@ def test_an_encoding_without_our_signs_shows_a_table_with_plain_ones() -> None:
         " 'model=dlrm_small']; main()"
     )
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
+    done = python(code, env=environment)
     assert (done.returncode, done.stderr) == (0, "") and "dlrm_small" in done.stdout
     assert "> host-bound" in done.stdout and "##" in done.stdout and "?" not in done.stdout
     assert len({len(line) for line in done.stdout.splitlines()}) == 1  # the frame is straight

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 from pipeline.schemas import read_provenance, read_table
 from pipeline.simulate.replay_result import table
 from pipeline.trace.load import load_trace
-from tests.commands import Steptime
+from tests.commands import Steptime, python
 from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 
 
@@ -187,7 +185,7 @@ def test_reading_a_trace_imports_neither_pandas_nor_arrow() -> None:
         "import sys, pipeline.trace.load; print(sorted({'pandas', 'pyarrow', 'torch', 'mlflow'} &"
         " set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code, check=True)
     assert done.stdout.strip() == "[]"
 
 

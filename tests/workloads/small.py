@@ -5,6 +5,7 @@ import pytest
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.question.options import workload_values
+from pipeline.workloads import make_step
 
 TOKENS = {"width": 32, "heads": 2, "layers": 1, "vocabulary": 50, "positions": 16, "seq_len": 8}
 
@@ -17,6 +18,16 @@ SMALL = {
     "gpt2_large": TOKENS, "gpt3_xl": TOKENS, "gpt3_27": TOKENS, "opt_13": TOKENS,
 }  # fmt: skip
 """Workload -> changes of its config."""
+
+
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 100,
+}
+"""Options of a configuration of `transformers`."""
 
 
 def config_of(name, **changes):
@@ -88,3 +99,15 @@ def known_calls(graph, gpu=None):
     assert unknown_operators(graph, calls) == {}
     names = graph.table.set_index("node_id")["name"].str.removeprefix("aten::")
     return calls.assign(name=calls["node_id"].map(names))
+
+
+def step_on_meta(name, batch_size, **changes):
+    return make_step(config_of(name, **changes), batch_size, "meta")
+
+
+def refusal(error, name, batch_size=2, **changes):
+    """The message, of one line, of a capture that is refused."""
+    with pytest.raises(error) as raised:
+        capture(config_of(name, **changes), batch_size)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)

@@ -9,6 +9,7 @@ from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.paths import config_dir, project_dir
 from pipeline.question.options import FREE_OPTIONS
 from pipeline.workloads import make_step
+from tests.commands import python
 from tests.workloads.small import config_of
 
 MODELS = sorted(
@@ -234,9 +235,7 @@ def test_sizes_that_do_not_fit_are_named_in_one_line(name, changes):
 
 
 def test_importing_the_package_loads_no_torch():
-    import subprocess
-    import sys
 
     modules = "pipeline.workloads, pipeline.graph.device_calls, pipeline.graph.execution_trace"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert python(code).returncode == 0
