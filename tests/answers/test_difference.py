@@ -22,24 +22,15 @@ from pipeline.commands.codesign_commands import two_points
 from pipeline.errors import InputError
 from pipeline.prediction import Prediction, SeveralGpus
 from pipeline.question.question import expand
+from tests.predictions import predicted
 from tests.show.figure_texts import problems
 from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, op, write
 
-STEP = Prediction(
-    "V100",
-    "m",
-    "default",
-    64,
+STEP = predicted(
     10_000.0,
-    6_000.0,
-    9_000.0,
-    9_000.0,
-    12_000.0,
-    0,
-    True,
-    {},
-    {},
-    0.0,
+    active_us=6_000.0,
+    host_us=9_000.0,
+    p90_us=12_000.0,
     families_us={"gemm": 4_000.0, "concat": 2_000.0},
 )
 

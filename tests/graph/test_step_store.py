@@ -20,7 +20,6 @@ from pipeline.answers.engine import Engine, engine
 from pipeline.errors import SteptimeWarning
 from pipeline.graph import step_store
 from pipeline.graph.capture import capture
-from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.step_store import StepStore, captured, graph_key
 from pipeline.question import compose
 from pipeline.question.question import expand
@@ -332,34 +331,6 @@ def test_processes_that_ask_at_once_agree(folder: Path) -> None:
         if path.is_file() and path.suffix not in (".parquet", ".json")
     ]
     assert len(entries(folder)) == 3 and not left  # a graph, and those at the ends of its line
-
-
-def test_equal_calls_of_several_gpus_are_one_table(folder: Path) -> None:
-    steps, questions = StepStore(), expand([*TINY, "batch_size=8", "gpu=V100,P100,T4"])
-    first, *others = (steps.calls(question) for question in questions)
-    assert any(table is first for table in others)
-    for question, table in zip(
-        questions,
-        (first, *others),
-        strict=True,
-    ):
-        graph = steps.graph(question)
-        same(
-            table,
-            step_store.map_calls(
-                graph,
-                question.gpu,
-                graph.device,
-            ),
-        )
-
-
-def test_memory_at_another_batch_size_is_that_of_its_graph(folder: Path) -> None:
-    steps, (question,) = StepStore(), expand([*TINY, "batch_size=8"])
-    assert steps.memory_bytes(question) == needed_bytes(steps.graph(question).memory, question.gpu)
-    assert steps.memory_bytes(question, 32) == needed_bytes(
-        captured(model(), 32).memory, question.gpu
-    )
 
 
 def test_a_flipped_bit_of_the_cache_changes_no_prediction(folder: Path) -> None:

@@ -165,19 +165,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_fit(samples, tmp_pat
         fit_command(tmp_path / "samples.parquet", "V100", None, "/proc/models")
 
 
-def test_impossible_samples_change_nothing_but_a_warning(samples, v100):
-    bad = samples.head(4).assign(latency_us=[np.nan, 0.0, -3.0, 1e12])
-    worse = samples.head(2).assign(M=[0, -5])
-    with pytest.warns(UserWarning, match="6 of 246 samples dropped"):
-        found = fit_family(
-            pd.concat([samples, bad, worse], ignore_index=True), v100, "gemm", "trees"
-        )
-    alone = fit_family(samples, v100, "gemm", "trees")
-    np.testing.assert_array_equal(
-        found.model.predict(samples).latency, alone.model.predict(samples).latency
-    )
-
-
 def test_nothing_usable_is_an_error_of_one_line(samples, v100):
     with pytest.raises(TableError, match="no usable sample"):
         fit_family(samples.assign(latency_us=-1.0), v100, "gemm")

@@ -1,7 +1,6 @@
 """Processes learn few samples, answer the same after a save, and refuse files that do not fit."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.optimize import approx_fprime
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -210,11 +209,3 @@ def test_too_many_samples_for_processes_are_refused_in_one_line(curved, v100, mo
         InputError, match="gemm: 240 samples, but the variant process takes at most 100"
     ):
         fit_family(curved, v100, "gemm", "process")
-
-
-def test_rows_of_one_shape_alone_are_fitted(curved, v100):
-    rng = np.random.default_rng(1)
-    same = pd.concat([curved.head(1)] * 30, ignore_index=True)
-    same = same.assign(latency_us=100.0 * np.exp(rng.normal(0, 0.05, 30)))
-    found = fit_family(same, v100, "gemm").model.predict(same.head(1))
-    np.testing.assert_allclose(found.latency, 100.0, rtol=0.05)

@@ -14,11 +14,11 @@ import pytest
 
 from evaluation.pages import chromium
 from pipeline.answers.engine import engine
-from pipeline.prediction import Prediction
 from pipeline.question.question import ask
 from pipeline.show.figures.gallery import Artifacts
 from pipeline.simulate.timeline_page import write_timeline
 from pipeline.summary_rows import predictions_of, summary_row
+from tests.predictions import predicted
 from tests.show.test_roofline import step as rooflined_step
 from tests.show.timelines import Event, Step
 
@@ -32,15 +32,13 @@ def summary() -> pd.DataFrame:
             step = max(active, host) + 200.0
             rows.append(
                 summary_row(
-                    Prediction(
+                    predicted(
+                        step,
                         gpu=gpu,
                         model="dlrm_default",
-                        variant="default",
                         batch_size=batch,
-                        predicted_us=step,
                         active_us=active,
                         host_us=host,
-                        p10_us=0.9 * step,
                         p90_us=1.2 * step,
                         memory_bytes=2 << 30,
                         fits=batch < 2048 or gpu == "V100",

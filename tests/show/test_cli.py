@@ -20,11 +20,11 @@ from pipeline import cli
 from pipeline.answers.engine import Answer
 from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
-from pipeline.prediction import Prediction
 from pipeline.question.question import Question, expand
 from pipeline.schemas import write_table
 from pipeline.summary_rows import summary_row
 from tests.commands import Steptime, python
+from tests.predictions import predicted
 
 
 def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNamespace]:
@@ -42,14 +42,6 @@ def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNames
         (
             ("predict", "--gpu", "V100"),
             "No such option: --gpu (overrides have no dashes: write gpu=V100)",
-        ),
-        (
-            ("predict", "-g", "V100"),
-            "No such option: -g (overrides have no dashes: write gpu=V100)",
-        ),
-        (
-            ("compare", "--gpus", "V100"),
-            "No such option: --gpus (overrides have no dashes: write gpu=V100)",
         ),
         (
             ("compare", "-m", "gpu=V100,T4"),
@@ -72,10 +64,6 @@ def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNames
             ("replay", "a.json", "--timeline", "step.gif"),
             "--timeline step.gif: give a name that ends in .html",
         ),
-        (
-            ("predict", "--dtype", "fp16"),
-            "No such option: --dtype (overrides have no dashes: write model.dtype=fp16)",
-        ),
         (("gpus", "--gpu", "V100"), "No such option: --gpu (steptime gpus --help)"),
         (("predict", "--batch-size=64"), "write batch_size=64"),
         (("compare", "--model.dtype", "fp16"), "write model.dtype=fp16"),
@@ -86,6 +74,7 @@ def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNames
             "overrides come before options of Snakemake: steptime run gpu=V100 --dry-run",
         ),
         (("predit",), "Did you mean 'predict'"),
+        (("gpu",), "Did you mean 'gpus'"),
         (("replay", "nowhere.json"), "nowhere.json: no such file"),
         (("replay", "a.json", "--rank", "./a.json"), "given twice"),
         (
@@ -112,12 +101,12 @@ def test_predict_writes_the_timeline_that_its_numbers_come_from(
     words = ("predict", "gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10")
     page = tmp_path / "step.html"
     code, out, err = steptime(*words, "--timeline", str(page), "--json")
-    predicted = json.loads(out)
+    told = json.loads(out)
     assert (code, err) == (0, "")
     _, _, rest = page.read_text().partition('<script id="data" type="application/json">')
     (step,) = json.loads(rest.partition("</script>")[0])["steps"]
-    assert step["step_us"] == pytest.approx(predicted["predicted_us"], abs=1e-3)
-    assert step["active_us"] == pytest.approx(predicted["active_us"], abs=1e-3)
+    assert step["step_us"] == pytest.approx(told["predicted_us"], abs=1e-3)
+    assert step["active_us"] == pytest.approx(told["active_us"], abs=1e-3)
     assert steptime(*words, "--timeline", str(page))[1].endswith(f"timeline: {page}\n")
 
 
@@ -156,8 +145,8 @@ def test_a_comparison_as_csv_has_the_rows_of_its_json(steptime: Steptime) -> Non
 def test_a_summary_is_found_by_its_results_folder_or_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steptime: Steptime
 ) -> None:
-    prediction = Prediction(
-        "V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0
+    prediction = predicted(
+        100.0, batch_size=8, active_us=90.0, host_us=50.0, memory_bytes=1, evidence={"pack": 1.0}
     )
     write_table(summary_row(prediction), tmp_path / "summary.parquet", "summary", {})
     told = [
@@ -176,8 +165,8 @@ def test_a_summary_is_found_by_its_results_folder_or_its_file(
 def test_a_damaged_row_of_a_summary_is_one_line(
     tmp_path: Path, text: str, steptime: Steptime
 ) -> None:
-    prediction = Prediction(
-        "V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0
+    prediction = predicted(
+        100.0, batch_size=8, active_us=90.0, host_us=50.0, memory_bytes=1, evidence={"pack": 1.0}
     )
     row = summary_row(prediction)
     write_table(
@@ -185,27 +174,6 @@ def test_a_damaged_row_of_a_summary_is_one_line(
     )
     code, _, err = steptime("summary", str(tmp_path))
     assert code == 2 and "summary.parquet: row 0 is damaged" in err and err.count("\n") == 1
-
-
-def test_catalogues_are_one_json_object(steptime: Steptime) -> None:
-    code, out, err = steptime("gpus", "--json")
-    assert (code, err) == (0, "")
-    assert {"V100", "local"} <= {row["gpu"] for row in json.loads(out)["rows"]}
-
-
-def test_our_warnings_are_one_line_and_those_of_libraries_are_silent(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    import warnings
-
-    from pipeline.errors import SteptimeWarning, show_warning
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = show_warning
-        warnings.warn("a.parquet: 1 of 480 samples\ndropped", SteptimeWarning, stacklevel=1)
-        warnings.warn("internal matters", RuntimeWarning, stacklevel=1)
-    assert capsys.readouterr().err == "steptime: warning: a.parquet: 1 of 480 samples dropped\n"
 
 
 def test_an_interrupt_ends_in_one_line_and_130() -> None:
@@ -257,9 +225,7 @@ def test_a_replay_says_where_it_wrote_the_timeline(tmp_path: Path, steptime: Ste
 def test_a_comparison_in_json_names_the_currency_of_its_costs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steptime: Steptime
 ) -> None:
-    step = Prediction(
-        "V100", "dlrm_small", "default", 100, 1e6, 1e6, 0.0, 1e6, 1e6, 0, True, {}, {}, 0.0
-    )
+    step = predicted(1e6, model="dlrm_small", batch_size=100, host_us=0.0, p10_us=1e6, p90_us=1e6)
     monkeypatch.setattr(cli, "engine", answering(lambda question: Answer(question, step)))
     monkeypatch.setattr(cli, "estimated_largest_batch", lambda question, memory_bytes: 4)
     table = (

@@ -25,22 +25,20 @@ from pipeline.question.question import Question, expand
 from pipeline.schemas import read_table
 from pipeline.show.comparison import Comparison
 from tests.commands import Steptime
+from tests.predictions import predicted
 
-STEP = Prediction(
-    "V100",
-    "custom",
-    "v0123456789",
-    2048,
+STEP = predicted(
     8000.0,
-    6000.0,
-    3000.0,
-    7500.0,
-    9000.0,
-    2 << 30,
-    True,
-    {"pack": 0.9, "roofline": 0.1},
-    {"shared": 1.0},
-    0.0,
+    model="custom",
+    variant="v0123456789",
+    batch_size=2048,
+    active_us=6000.0,
+    host_us=3000.0,
+    p10_us=7500.0,
+    p90_us=9000.0,
+    memory_bytes=2 << 30,
+    evidence={"pack": 0.9, "roofline": 0.1},
+    host_evidence={"shared": 1.0},
     overrides=("model.target=my_module:make_step", "model.options.width=512"),
 )
 

@@ -19,6 +19,7 @@ from pipeline.cli import app
 from pipeline.prediction import Prediction
 from pipeline.prices import prices_of
 from pipeline.show.explore_page import SCRIPT, page_points, policy_of, write_page
+from tests.predictions import predicted
 
 GIB = 1 << 30
 
@@ -38,9 +39,7 @@ def point(gpu: str, batch: int, ms: float, **others: Any) -> Prediction:
         "host_evidence": {},
         "unmodelled_share": 0.0,
     }
-    return Prediction(
-        gpu=gpu, model="m", batch_size=batch, predicted_us=1000 * ms, **{**usual, **others}
-    )
+    return predicted(1000 * ms, gpu=gpu, batch_size=batch, **{**usual, **others})
 
 
 POINTS = [

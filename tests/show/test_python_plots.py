@@ -10,24 +10,15 @@ from matplotlib.figure import Figure
 
 from pipeline import compare, draw_steps
 from pipeline.errors import SteptimeError, SteptimeWarning
-from pipeline.prediction import Prediction
+from tests.predictions import predicted
 from tests.show.figure_texts import problems
 
-STEP = Prediction(
-    "V100",
-    "m",
-    "dtype-fp16",
-    64,
+STEP = predicted(
     10_000.0,
-    6_000.0,
-    9_000.0,
-    9_000.0,
-    12_000.0,
-    0,
-    True,
-    {},
-    {},
-    0.0,
+    variant="dtype-fp16",
+    active_us=6_000.0,
+    host_us=9_000.0,
+    p90_us=12_000.0,
     families_us={"gemm": 4_000.0, "concat": 2_000.0},
     bound="host",
     overrides=("model.dtype=fp16",),

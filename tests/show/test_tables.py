@@ -15,22 +15,20 @@ from pipeline.schemas import to_arrow
 from pipeline.show.comparison import Comparison, show
 from pipeline.show.tables import Catalogue, console, one
 from pipeline.summary_rows import predictions_of, summary_row
+from tests.predictions import predicted
 
 
 @pytest.fixture
 def prediction() -> Prediction:
-    return Prediction(
-        gpu="V100",
+    return predicted(
+        8000.0,
         model="dlrm_default",
-        variant="default",
         batch_size=2048,
-        predicted_us=8000.0,
         active_us=6000.0,
         host_us=3000.0,
         p10_us=7500.0,
         p90_us=9000.0,
         memory_bytes=2 << 30,
-        fits=True,
         evidence={"pack": 0.9, "roofline": 0.1},
         host_evidence={"shared": 1.0},
         unmodelled_share=0.01,

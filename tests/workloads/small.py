@@ -1,5 +1,7 @@
 """Every workload of the zoo at a size that is captured in a fraction of a second, and steps of users' own modules."""
 
+import sys
+
 import pytest
 
 from pipeline.graph.capture import capture
@@ -83,7 +85,9 @@ def written_module(name, text):
     @pytest.fixture(autouse=True)
     def module(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
     return module
 
