@@ -93,7 +93,7 @@ def test_the_peak_holds_a_row_and_an_index_of_the_sparse_gradient_for_each_looku
 @pytest.mark.parametrize(
     "words",
     [
-        *SMALL,
+        SMALL[2],
         GPT + "1000 model.optimizer=adagrad",
         GPT + "1000 model.dtype=bf16",
         "model=inception_v3 batch_size=2",

@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +65,11 @@ def same(one: pd.DataFrame, other: pd.DataFrame) -> None:
     assert to_arrow(one, schema).equals(to_arrow(other, schema))
 
 
+def never(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What must not be done again."""
+    monkeypatch.setattr(step_store, name, lambda *_: pytest.fail(f"{name} again"))
+
+
 def entries(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.parquet"))
 
@@ -91,11 +95,7 @@ def test_calls_are_kept_for_each_kind_of_gpu(folder: Path, monkeypatch: pytest.M
     questions = expand([*TINY, "model.dtype=tf32", "batch_size=8", "gpu=V100,A100-PCIE-40GB,T4"])
     tables = {question.gpu.name: StepStore().calls(question) for question in questions}
     assert len(entries(folder)) == 4
-    monkeypatch.setattr(
-        step_store,
-        "map_calls",
-        lambda *_: pytest.fail("mapped again"),
-    )
+    never(monkeypatch, "map_calls")
     for question in questions:
         same(StepStore().calls(question), tables[question.gpu.name])
     assert "tf32" in set(tables["A100-PCIE-40GB"]["dtype"]) and "tf32" not in set(
@@ -113,11 +113,7 @@ def test_calls_of_gpus_that_launch_the_same_are_kept_and_made_once(
             len({id(store.calls(question)) for question in asked}) == 1
             and len(entries(folder)) == 2
         )
-        monkeypatch.setattr(
-            step_store,
-            "map_calls",
-            lambda *_: pytest.fail("mapped again"),
-        )
+        never(monkeypatch, "map_calls")
 
 
 def test_the_key_follows_what_a_graph_depends_on(
@@ -223,42 +219,6 @@ def test_a_full_disk_warns_once_and_answers(
     assert len(said) == 1 and not [path for path in folder.rglob("*") if path.is_file()]
 
 
-WRITER = """
-from pipeline import user_cache
-from pipeline.schemas import atomic_path
-
-def write(made, path):
-    with atomic_path(path) as part:
-        part.write_bytes(made)
-
-print("ready", flush=True)
-while True:
-    for number in range(20):
-        made = bytes([number]) * 2_000_000
-        user_cache.keep("x.bin", user_cache.key_of({"number": number}), made, write)
-"""
-
-
-def test_a_process_that_is_killed_while_it_writes_leaves_whole_entries(folder: Path) -> None:
-    chance = random.Random(1)
-    for _ in range(12):
-        writing = [
-            subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE)
-            for _ in range(2)
-        ]
-        for process in writing:
-            assert process.stdout is not None and process.stdout.readline()
-        time.sleep(chance.random() * 0.1)
-        for process in writing:
-            process.kill()
-            process.communicate()
-        for number in range(20):
-            key = user_cache.key_of({"number": number})
-            found = user_cache.find("x.bin", key, Path.read_bytes)
-            assert found in (None, bytes([number]) * 2_000_000)
-    assert list(folder.rglob("*.bin"))
-
-
 def test_what_killed_processes_left_counts_for_the_size(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,11 +244,7 @@ def test_the_entries_that_were_not_used_for_longest_give_way(
     monkeypatch.setattr(user_cache, "MAX_BYTES", size)
     monkeypatch.setattr(user_cache, "LISTED", "0123456789abcdef")
     captured(model(), 64)
-    monkeypatch.setattr(
-        step_store,
-        "capture",
-        lambda *_: pytest.fail("captured again"),
-    )
+    never(monkeypatch, "capture")
     captured(model(), 8)
     captured(model(), 64)
     assert sum(entry.stat().st_size for entry in entries(folder)) <= 0.8 * size

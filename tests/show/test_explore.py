@@ -26,20 +26,16 @@ GIB = 1 << 30
 
 def point(gpu: str, batch: int, ms: float, **others: Any) -> Prediction:
     """A step of a model whose batch of 1,024 does not fit a V100."""
-    fits = gpu != "V100" or batch < 1024
-    usual = {
-        "variant": "default",
-        "active_us": 800 * ms,
-        "host_us": 500 * ms,
-        "p10_us": 900 * ms,
-        "p90_us": 1100 * ms,
-        "memory_bytes": batch * GIB // 32,
-        "fits": fits,
-        "evidence": {},
-        "host_evidence": {},
-        "unmodelled_share": 0.0,
-    }
-    return predicted(1000 * ms, gpu=gpu, batch_size=batch, **{**usual, **others})
+    return predicted(
+        1000 * ms,
+        gpu=gpu,
+        batch_size=batch,
+        active_us=800 * ms,
+        host_us=500 * ms,
+        memory_bytes=batch * GIB // 32,
+        fits=gpu != "V100" or batch < 1024,
+        **others,
+    )
 
 
 POINTS = [

@@ -129,7 +129,6 @@ def test_a_plan_is_the_same_in_any_order_of_its_space() -> None:
         ({"plan": "step", "samples": "many"}, "samples=many: give a number"),
         ({"plan": "step", "samples": "10", "deadline": "soon"}, "'soon' is no time"),
         ({"plan": "step", "deadline": "1h"}, "give its --samples"),
-        ({"plan": "step", "gpu": "local"}, "name GPUs instead of gpu=local"),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused_in_one_line(

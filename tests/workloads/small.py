@@ -32,7 +32,7 @@ TINY = {
 """Options of a configuration of `transformers`."""
 
 
-def config_of(name, **changes):
+def config_of(name, /, **changes):
     """Content of a workload's file, changed."""
     return {**workload_values(name), **changes}
 
@@ -105,11 +105,11 @@ def known_calls(graph, gpu=None):
     return calls.assign(name=calls["node_id"].map(names))
 
 
-def step_on_meta(name, batch_size, **changes):
+def step_on_meta(name, /, batch_size, **changes):
     return make_step(config_of(name, **changes), batch_size, "meta")
 
 
-def refusal(error, name, batch_size=2, **changes):
+def refusal(error, name, /, batch_size=2, **changes):
     """The message, of one line, of a capture that is refused."""
     with pytest.raises(error) as raised:
         capture(config_of(name, **changes), batch_size)

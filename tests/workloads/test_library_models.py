@@ -66,22 +66,21 @@ class TestTimm:
 
     def test_checkpointing_computes_again_and_keeps_less(self) -> None:
         plain, checkpointed = (
-            capture(config_of("timm", name="vit_tiny_patch16_224", checkpointing=on), 2)
-            for on in (False, True)
+            capture(config_of("timm", name="test_vit", checkpointing=on), 2) for on in (False, True)
         )
         counts = [
             map_calls(graph)["family"].value_counts()["attention"]
             for graph in (plain, checkpointed)
         ]
-        assert counts == [
-            2 * 12,
-            3 * 12,
-        ]  # forward and backward of 12 layers, and the forward pass once more
+        # forward and backward of 6 layers, and the forward pass once more
+        assert counts == [2 * 6, 3 * 6]
         assert checkpointed.memory.peak < plain.memory.peak
 
     def test_an_accumulated_batch_has_one_update(self) -> None:
         whole, parts = (
-            map_calls(capture(config_of("timm", name="resnet18", image_size=32, accumulation=n), 4))
+            map_calls(
+                capture(config_of("timm", name="test_resnet", image_size=32, accumulation=n), 4)
+            )
             for n in (1, 2)
         )
         of_whole, of_parts = (calls["phase"].value_counts() for calls in (whole, parts))
@@ -253,8 +252,7 @@ def test_sizes_of_models_are_whole_numbers(value: str, accepted: bool) -> None:
 
 def test_adamw_is_adam_with_one_more_pass_over_the_weights() -> None:
     adam, adamw = (
-        map_calls(capture(config_of("resnet50", image_size=32, optimizer=name), 2))
-        for name in ("adam", "adamw")
+        map_calls(capture(config_of("dlrm_small", optimizer=name), 2)) for name in ("adam", "adamw")
     )
     more = (adamw["phase"] == "optimizer").sum() - (adam["phase"] == "optimizer").sum()
     assert 0 < more < 20 and torch.optim.AdamW([torch.zeros(1)]).defaults["weight_decay"] == 0.01
