@@ -205,9 +205,10 @@ def test_curves_survive_the_disk_and_damage_is_named(tmp_path):
     curves = {"all_reduce": {8: TimeCurve((512.0, 1e9), (16.0, 3580.0))}}
     write_curves(path, [MeasuredCurves(load_gpu("H200"), "nvswitch", curves)], {"source": "test"})
     assert read_curves(path) == {"H200": {"nvswitch": curves}}
-    path.write_text(path.read_text().replace("16 3580", "16"))
+    uneven = tmp_path / "uneven.json"
+    uneven.write_text(path.read_text().replace("16 3580", "16"))
     with pytest.raises(PackError, match="2 sizes and 1 times"):
-        read_curves(path)
+        read_curves(uneven)
 
 
 @pytest.mark.parametrize(
