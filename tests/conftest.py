@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,8 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
+
+from tests.commands import Steptime  # noqa: E402
 
 # the same examples on every run: a change is judged by itself, not by luck; `--hypothesis-profile=explore` draws new ones
 # no example fails for its time: the machine may be busy
@@ -55,3 +58,18 @@ def datasets() -> Path:
     if found is None:
         pytest.skip("public data not at hand (set $STEPTIME_DATASETS)")
     return found
+
+
+@pytest.fixture
+def steptime(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Steptime:
+    """Runs a command line in this process."""
+    from pipeline import cli
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["steptime", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        shown = capsys.readouterr()
+        return int(end.value.code or 0), shown.out, shown.err
+
+    return run

@@ -14,9 +14,9 @@ from pipeline.answers.step_changes import CANDIDATES, applies, changed
 from pipeline.answers.trace_advice import ChangeableStep, advise_trace, changes_of
 from pipeline.cli import app
 from pipeline.errors import ConfigError
-from pipeline.prediction import Prediction
 from pipeline.question.question import ask, expand
 from pipeline.simulate.program import Items, Kind, Program
+from tests.predictions import predicted
 
 SLOW = [
     "gpu=V100", "model=dlrm_small", "batch_size=256", "predict.draws=128",
@@ -124,23 +124,7 @@ def test_what_does_not_help_is_told_with_the_reason(advice):
 def test_paired_draws_cancel_an_error_that_both_steps_share():
     draws = np.random.default_rng(0).lognormal(0, 0.2, 1000)
     before, after = (
-        Prediction(
-            "V100",
-            "m",
-            "default",
-            1,
-            us,
-            us,
-            us,
-            us * 0.8,
-            us * 1.2,
-            0,
-            True,
-            {},
-            {},
-            0.0,
-            draws_us=us * draws,
-        )
+        predicted(us, batch_size=1, p10_us=us * 0.8, p90_us=us * 1.2, draws_us=us * draws)
         for us in (100.0, 90.0)
     )
     gain = Gain.between(before, after)
@@ -184,23 +168,7 @@ def test_the_command_prints_lines_or_json():
 def test_the_lines_are_a_waterfall_that_adds_up_to_the_last_step():
     """100 → 60 → 45 µs: the first line saves 40 of 100, the second 15 of 60."""
     steps = [
-        Prediction(
-            "V100",
-            "m",
-            "default",
-            1,
-            us,
-            us,
-            us,
-            us * 0.9,
-            us * 1.1,
-            0,
-            True,
-            {},
-            {},
-            0.0,
-            draws_us=us * np.ones(9),
-        )
+        predicted(us, batch_size=1, draws_us=us * np.ones(9))
         for us in (100_000.0, 60_000.0, 45_000.0)
     ]
     gains = [Gain.between(*steps[:2]), Gain.between(*steps[1:])]
@@ -269,8 +237,16 @@ def test_a_trace_gets_advice_on_its_launches_and_waits():
         "CUDA graphs",
         "no dropout",
     ]
-    traced = Prediction(
-        "V100", "t", "traced", 1, 85.0, 30.0, 80.0, 85.0, 85.0, 0, True, {"measured": 1.0}, {}, 0.0
+    traced = predicted(
+        85.0,
+        model="t",
+        variant="traced",
+        batch_size=1,
+        active_us=30.0,
+        host_us=80.0,
+        p10_us=85.0,
+        p90_us=85.0,
+        evidence={"measured": 1.0},
     )
     found = advise_trace(step, traced)
     assert (

@@ -14,10 +14,9 @@ from pipeline import predict, predict_grid
 from pipeline.answers import engine as engine_module
 from pipeline.answers.engine import engine, in_order
 from pipeline.answers.kernel_predictor import TIMES
-from pipeline.answers.who_answers import kernel_predictor
 from pipeline.errors import SteptimeWarning
-from pipeline.hardware.find_gpu import load_gpu
 from pipeline.question.question import expand
+from tests.kernels.shipped import shipped
 
 RELATIVE = 1e-9
 """Largest relative difference between a grid and single predictions."""
@@ -133,7 +132,7 @@ def test_a_point_that_cannot_be_predicted_does_not_end_the_grid() -> None:
 @pytest.mark.parametrize("gpu", ["V100", "T4"])
 def test_a_call_has_one_time_whatever_calls_are_beside_it(gpu: str) -> None:
     """Networks are evaluated in float64: in float32 a row depends on the rows beside it by more than 1e-9."""
-    predictor = kernel_predictor(load_gpu(gpu), "auto", None)
+    predictor = shipped(gpu)
     rng = np.random.default_rng(0)
     sizes = {
         name: np.exp(rng.uniform(np.log(8), np.log(4096), 300)).astype(int)

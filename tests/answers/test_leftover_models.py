@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +14,7 @@ from pipeline.answers.engine import engine
 from pipeline.answers.who_answers import Source, available_models, shipped_models
 from pipeline.flow import Flow
 from pipeline.model_files import DIGEST_KEY, write_json
-from pipeline.paths import Artifacts, packs_dir, project_dir
+from pipeline.paths import Artifacts, packs_dir
 from pipeline.question.question import expand
 
 POINT = expand(["gpu=V100", "model=dlrm_ddp", "batch_size=64"])[0]
@@ -99,29 +95,3 @@ def test_no_input_of_a_prediction_is_a_shipped_file(
     )
     inputs = Flow((POINT,), Artifacts(str(leftover))).models_of_point(place)
     assert inputs and not [path for path in inputs if Path(path).is_relative_to(packs_dir())]
-
-
-def test_a_prediction_from_public_data_leaves_the_packs_alone(
-    datasets: Path, tmp_path: Path
-) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        "-n",
-        "-s",
-        str(project_dir() / "Snakefile"),
-        "--config",
-        "gpu=V100",
-    ]
-    planned = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "STEPTIME_DATASETS": str(datasets)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert "fit_kernels" in planned.stdout and not re.search(
-        r"^(rule )?pack\b", planned.stdout, re.MULTILINE
-    )

@@ -10,8 +10,6 @@ from pipeline.answers.engine import engine
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.question.question import expand
-from pipeline.schemas import to_arrow
-from pipeline.summary_rows import predictions_of, summary_row
 
 
 @lru_cache
@@ -68,10 +66,3 @@ def test_a_gpu_that_has_them_says_nothing() -> None:
         == found("A100", "dlrm_small", "tf32").warnings
         == ()
     )
-
-
-def test_a_summary_keeps_what_a_prediction_says() -> None:
-    told = found("V100", "dlrm_small", "tf32")
-    table = to_arrow(summary_row(told), "summary").to_pandas()
-    assert predictions_of(table)[0].warnings == told.warnings
-    assert predictions_of(table.drop(columns="warnings"))[0].warnings == ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from io import StringIO
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.answers.arithmetic import model_flops
 from pipeline.answers.modules import alone_us
-from pipeline.cli import main
 from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.prediction import Prediction
@@ -26,6 +24,7 @@ from pipeline.readable import three_digits
 from pipeline.show.tables import by_module
 from pipeline.summary_rows import predictions_of, summary_row
 from steptime import predict
+from tests.commands import Steptime
 
 BATCH = 128
 
@@ -209,16 +208,7 @@ def test_the_table_fits_80_columns_and_shows_equal_modules_once(net: Prediction)
     assert "0 to 1, each" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
-def steptime(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(sys, "argv", ["steptime", *arguments])
-        main()
-    return capsys.readouterr().out
-
-
-def test_the_command_prints_modules_as_table_json_and_csv(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_prints_modules_as_table_json_and_csv(steptime: Steptime) -> None:
     asked = (
         "predict",
         "gpu=V100",
@@ -229,9 +219,9 @@ def test_the_command_prints_modules_as_table_json_and_csv(
         "--depth",
         "0",
     )
-    assert "Dlrm" in steptime(capsys, *asked)
-    rows = pd.read_csv(StringIO(steptime(capsys, *asked, "--csv")))
-    facts = json.loads(steptime(capsys, *asked, "--json"))
+    assert "Dlrm" in steptime(*asked)[1]
+    rows = pd.read_csv(StringIO(steptime(*asked, "--csv")[1]))
+    facts = json.loads(steptime(*asked, "--json")[1])
     assert (
         [row["module"] for row in facts["modules"]]
         == list(rows["module"])

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.commands import python
 
 POINTS = [
     ("V100", "dlrm_default"), ("A100-PCIE-40GB", "dlrm_mlperf"), ("P100", "resnet50"),
@@ -37,11 +37,10 @@ def numpy_features() -> str:
 
 def predicted(folder: Path, **environment: str) -> list[list[float]]:
     """Step time, p10 and p90 of every point, in µs, from a process with these variables in its environment."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(POINTS)],
+    done = python(
+        SCRIPT,
+        json.dumps(POINTS),
         cwd=folder,
-        capture_output=True,
-        text=True,
         env={**os.environ, "STEPTIME_DATASETS": "none", **environment},
     )
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ from pipeline.answers.ties import independent_share, nearest_tie, shares_of_wins
 from pipeline.prediction import Prediction
 from pipeline.question.question import expand
 from pipeline.show.comparison import PER_PRICE, THROUGHPUT
+from tests.predictions import predicted
 
 
 def test_the_share_of_draws_in_which_another_wins() -> None:
@@ -97,10 +98,7 @@ def test_a_rival_that_wins_a_fifth_of_the_draws_ties(apart: float, tied: bool) -
 
 def step(us: float, draws_us: Any, **more: Any) -> Prediction:
     """A step of `us`, with an interval of 10 µs on both sides."""
-    times = (us, us, us, us - 10.0, us + 10.0)
-    return Prediction(
-        "V100", "m", "default", 64, *times, 0, True, {}, {}, 0.0, draws_us=draws_us, **more
-    )
+    return predicted(us, p10_us=us - 10.0, p90_us=us + 10.0, draws_us=draws_us, **more)
 
 
 @pytest.mark.parametrize("wins, share", [((1,), None), ((2,), 0.2), ((4, 2, 1), 0.4)])

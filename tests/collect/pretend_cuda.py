@@ -15,9 +15,7 @@ Times are derived from those of the CPU's operators: they are plausible but have
 from __future__ import annotations
 
 import gc
-import json
 import os
-import re
 import stat
 import sys
 import tempfile
@@ -37,18 +35,7 @@ from torch.profiler import ProfilerActivity
 
 from pipeline.collect import campaign, measured_steps, peaks, profiling
 from pipeline.collect.profiling import SESSIONS
-
-NOT_ON_THE_DEVICE = re.compile(
-    r"aten::(empty|empty_like|empty_strided|view|_unsafe_view|_reshape_alias|reshape|flatten|"
-    r"as_strided|t|transpose|permute"
-    r"|expand|expand_as|unsqueeze|squeeze|detach|detach_|alias|select|slice|narrow|split|"
-    r"unbind|resize_|set_|lift_fresh"
-    r"|result_type|to|_to_copy|contiguous|item|_local_scalar_dense|is_nonzero|numpy_T|unfold|"
-    r"chunk|pin_memory|is_pinned"
-    r"|size|stride|record_stream|_pack_padded_sequence|_coo_.*|_indices|_values|_nnz|"
-    r"broadcast_tensors|diagonal)|detach"
-)
-"""Operators that launch no kernel."""
+from tests.collect.pretended_events import add_device_events
 
 SMI = """#!/bin/sh
 # an nvidia-smi for tests: FIELDS holds the answer to the long query; the short one always works
@@ -186,17 +173,9 @@ def _is_cuda(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("cuda")
 
 
-@contextmanager
-def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[PretendedGpu]:
-    """Context in which torch and `nvidia-smi` report a GPU.
-
-    Args:
-        busy: utilisation that `nvidia-smi` reports.
-        smi: `answers`, `short` (the long query is refused), or `missing`.
-        options: arguments of `PretendedGpu`.
-    """
-    gpu = PretendedGpu(**options)
-    answers: dict[str, Any] = {
+def _answers(gpu: PretendedGpu) -> dict[str, Callable[..., Any]]:
+    """What functions of `torch.cuda` give."""
+    return {
         "is_available": lambda: True,
         "is_initialized": lambda: False,
         "device_count": lambda: 1,
@@ -215,6 +194,18 @@ def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[P
         "is_current_stream_capturing": lambda: False,
         "Event": lambda enable_timing=False, **k: _Event(gpu),
     }
+
+
+@contextmanager
+def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[PretendedGpu]:
+    """Context in which torch and `nvidia-smi` report a GPU.
+
+    Args:
+        busy: utilisation that `nvidia-smi` reports.
+        smi: `answers`, `short` (the long query is refused), or `missing`.
+        options: arguments of `PretendedGpu`.
+    """
+    gpu = PretendedGpu(**options)
     real_autocast = torch.autocast
     real_context = torch.utils._device.DeviceContext
 
@@ -225,24 +216,22 @@ def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[P
     def autocast(device: str, *args: Any, **kwargs: Any) -> Any:
         return real_autocast("cpu" if _is_cuda(device) else device, *args, **kwargs)
 
+    replaced: list[tuple[Any, str, Any]] = [
+        *((torch.cuda, name, answer) for name, answer in _answers(gpu).items()),
+        (torch.backends.cudnn, "version", lambda: 91002),
+        (torch, "Generator", _generator_class()),
+        (torch, "autocast", autocast),
+        (torch.utils._device, "DeviceContext", Context),
+        *((module, "profile", _profile_class(gpu)) for module in (peaks, profiling)),
+        # in use, every campaign has its own process
+        *((SESSIONS, name, value) for name, value in (("sessions", 0), ("lost", 0), ("scale", 1))),
+    ]
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="steptime_pretend_")))
-        for name, answer in answers.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
-        stack.enter_context(mock.patch.object(torch.backends.cudnn, "version", lambda: 91002))
-        stack.enter_context(mock.patch.object(torch, "Generator", _generator_class()))
-        stack.enter_context(mock.patch.object(torch, "autocast", autocast))
-        stack.enter_context(mock.patch.object(torch.utils._device, "DeviceContext", Context))
-        for module in (peaks, profiling):
-            stack.enter_context(mock.patch.object(module, "profile", _profile_class(gpu)))
-        stack.enter_context(
-            mock.patch.object(SESSIONS, "sessions", 0)
-        )  # in use, every campaign has its own process
-        stack.enter_context(mock.patch.object(SESSIONS, "lost", 0))
-        stack.enter_context(mock.patch.object(SESSIONS, "scale", 1))
-        stack.enter_context(
-            mock.patch.dict(measured_steps.MATRIX_SIDES, {"cuda": 64})
-        )  # a size that a CPU multiplies quickly
+        for owner, name, value in replaced:
+            stack.enter_context(mock.patch.object(owner, name, value))
+        # a size that a CPU multiplies quickly
+        stack.enter_context(mock.patch.dict(measured_steps.MATRIX_SIDES, {"cuda": 64}))
         stack.enter_context(mock.patch.dict(os.environ, {"PATH": _path_with(place, smi, busy)}))
         gc.freeze()  # a campaign's garbage collection does not search pytest's objects
         stack.callback(gc.unfreeze)
@@ -287,158 +276,9 @@ def _profile_class(gpu: PretendedGpu) -> type:
         def export_chrome_trace(self, path: str) -> None:
             super().export_chrome_trace(path)
             if self.with_device and gpu.kernels:
-                _add_device(Path(path), gpu, self.opened)
+                add_device_events(Path(path), gpu, self.opened)
 
     return Profile
-
-
-def _add_device(path: Path, gpu: PretendedGpu, opened: int) -> None:
-    """Add a GPU's events to a trace: one kernel per leaf operator, the calls that launched them, and waits."""
-    trace = json.loads(path.read_text(), strict=False)
-    events = trace["traceEvents"]
-    complete = [
-        e for e in events if e.get("ph") == "X" and e.get("cat") in ("cpu_op", "user_annotation")
-    ]
-    if not complete:
-        return
-    host = complete[0]
-    begun = int(trace.get("baseTimeNanoseconds", 0)) + 1e3 * min(e["ts"] for e in complete)
-    before = sum(name == "spin_kernel" and opened <= at < begun for name, at, _ in gpu.log)
-    missing = max(gpu.drops * gpu.sessions - before, 0)
-    calls = [*_of_operators(complete), *_of_log(gpu, trace, complete)]
-    free = 0.0
-    number = 1000
-    added = []
-    for start, name, dur, operator in sorted(calls, key=lambda call: call[0]):
-        number += 1
-        runtime = {
-            "ph": "X",
-            "cat": "cuda_runtime",
-            "pid": host["pid"],
-            "tid": (operator or host)["tid"],
-            "ts": start,
-        }
-        if name.endswith("Synchronize"):
-            added.append(
-                {
-                    **runtime,
-                    "name": name,
-                    "dur": max(free - start, 0) + dur,
-                    "args": {"correlation": number},
-                }
-            )
-            continue
-        category = (
-            "gpu_memset" if "Memset" in name else "gpu_memcpy" if "Memcpy" in name else "kernel"
-        )
-        call = {"kernel": "cudaLaunchKernel"}.get(category, f"cuda{name.split()[0]}Async")
-        external = (
-            {} if operator is None else {"External id": operator["args"].get("External id", 0)}
-        )
-        added.append(
-            {**runtime, "name": call, "dur": 0.4, "args": {"correlation": number, **external}}
-        )
-        begin = max(start + 1.4, free + 0.8)
-        free = begin + dur
-        shape = {
-            "registers per thread": 32,
-            "shared memory": 0,
-            "grid": [132, 1, 1],
-            "block": [256, 1, 1],
-            "blocks per SM": 1.0,
-            "warps per SM": 8.0,
-            "est. achieved occupancy %": 12,
-        }
-        if category == "kernel" and missing:
-            missing -= 1
-            continue
-        facts = {"device": 0, "context": 1, "stream": 7, "correlation": number, **external}
-        facts |= shape if category == "kernel" else {"bytes": 4096, "memory bandwidth (GB/s)": 10.0}
-        added.append(
-            {
-                "ph": "X",
-                "cat": category,
-                "name": name,
-                "pid": 0,
-                "tid": 7,
-                "ts": begin,
-                "dur": dur,
-                "args": facts,
-            }
-        )
-        flow = {"cat": "ac2g", "name": "ac2g", "id": number}
-        added.append({**flow, "ph": "s", "pid": host["pid"], "tid": runtime["tid"], "ts": start})
-        added.append({**flow, "ph": "f", "pid": 0, "tid": 7, "ts": begin, "bp": "e"})
-    for label in [
-        e for e in complete if e["cat"] == "user_annotation"
-    ]:  # GPU-side annotations repeat the host's annotations
-        added.append({**label, "cat": "gpu_user_annotation", "pid": 0, "tid": 7})
-    trace["traceEvents"] = [*events, *added]
-    trace["deviceProperties"] = [
-        {
-            "id": 0,
-            "name": "NVIDIA H200",
-            "totalGlobalMem": 150754820096,
-            "computeMajor": 9,
-            "computeMinor": 0,
-            "numSms": 132,
-        }
-    ]
-    path.write_text(json.dumps(trace))
-
-
-Call = tuple[float, str, float, dict[str, Any] | None]
-"""One piece of device work: start of its launch (µs), its name, its duration (µs), the operator that launched it."""
-
-
-def _of_operators(complete: list[dict[str, Any]]) -> Iterator[Call]:
-    """One call per operator with device work that contains no other such operator; a `foreach` operator is one call."""
-    operators = sorted(
-        (e for e in complete if e["cat"] == "cpu_op"),
-        key=lambda e: (str(e["tid"]), e["ts"], -e["dur"]),
-    )
-    open_: list[tuple[dict[str, Any], bool]] = []
-    for event in [*operators, None]:
-        while open_ and not (event is not None and _holds(open_[-1][0], event)):
-            closed, busy = open_.pop()
-            plain = closed["name"].removeprefix("aten::")
-            within = any(outer["name"].startswith("aten::_foreach") for outer, _ in open_)
-            works = closed["name"].startswith("aten::") and not NOT_ON_THE_DEVICE.fullmatch(
-                closed["name"]
-            )
-            if works and not within and (not busy or plain.startswith("_foreach")):
-                busy = True
-                kind = {"copy_": "Memcpy HtoD (Pinned -> Device)", "zero_": "Memset (Device)"}.get(
-                    plain
-                )
-                name = kind or f"void at::native::{plain}_kernel<float, (int)4>(int, float*)"
-                yield (
-                    closed["ts"] + 0.3 * closed["dur"],
-                    name,
-                    max(0.4 * closed["dur"], 1.2),
-                    closed,
-                )
-            if open_ and busy:
-                open_[-1] = (open_[-1][0], True)
-        if event is not None:
-            open_.append((event, False))
-
-
-def _holds(outer: dict[str, Any], inner: dict[str, Any]) -> bool:
-    return str(outer["tid"]) == str(inner["tid"]) and bool(inner["ts"] < outer["ts"] + outer["dur"])
-
-
-def _of_log(
-    gpu: PretendedGpu, trace: dict[str, Any], complete: list[dict[str, Any]]
-) -> Iterator[Call]:
-    """Waits and empty kernels that were requested during the trace."""
-    base = int(trace.get("baseTimeNanoseconds", 0))
-    first = min(e["ts"] for e in complete)
-    last = max(e["ts"] + e["dur"] for e in complete)
-    for name, at, dur in gpu.log:
-        when = (at - base) / 1e3
-        if first <= when <= last + 50:
-            yield when, name, dur, None
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from pipeline.measured import campaign_reader as reader
 from pipeline.schemas import SCHEMAS, read_table, to_arrow
 from pipeline.trace.load import load_trace
 from pipeline.workloads import make_step
+from tests.commands import python
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--tiny", "--device", "cpu", "--minutes", "30"]
@@ -245,9 +246,7 @@ def test_the_campaign_imports_nothing_beyond_its_four_packages(
         "dlrm_ddp.*b16|kernels/gemm|peaks/products",
     ]
     code = BLOCKER.format(names=TOOLS | more, arguments=arguments, then=then)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = python(code, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-600:]
     manifest = json.loads((tmp_path / "bare" / "manifest.json").read_text())
     assert manifest["units"]["steps/dlrm_ddp/embedding-joint_sparse/b16"]["status"] == "done"
@@ -277,14 +276,7 @@ def test_a_campaign_that_hangs_is_ended_by_its_watchdog(
 ) -> None:
     (tmp_path / ".traces_a.tar.part").touch()
     script = HANG.format(hang=hang, out=str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = python(script, cwd=ROOT, timeout=200)
     assert done.returncode == code, done.stderr[-600:]
     if code == 5:
         assert "Run the same command again to continue" in done.stderr

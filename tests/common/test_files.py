@@ -97,14 +97,6 @@ def test_numbers_written_as_text_are_numbers(tmp_path: Path, calls: Path) -> Non
     assert answers[0] == pytest.approx(answers[1])
 
 
-@pytest.mark.parametrize("value", ["many", "-3", "0", "inf"])
-def test_a_dimension_that_is_none_is_refused_by_its_row(tmp_path: Path, value: str) -> None:
-    path = tmp_path / "bad.parquet"
-    CALLS.assign(M=["512", None, value]).to_parquet(path)
-    with pytest.raises(TableError, match="M of row 2"):
-        transfer_command("V100", "T4", "auto", path, tmp_path / "out.parquet")
-
-
 def test_probes_of_another_gpu_are_refused(tmp_path: Path, calls: Path) -> None:
     probes = tmp_path / "probes.parquet"
     CALLS.assign(gpu="V100").to_parquet(probes)

@@ -10,6 +10,7 @@ import pytest
 
 import pipeline
 import steptime
+from tests.commands import python
 
 
 @pytest.mark.parametrize(
@@ -35,9 +36,7 @@ for function in (predict, pipeline.predict):
 import pipeline.simulate.replay
 print(callable(pipeline.simulate.replay.replay))
 """
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    run = python(program)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("batch_size=0: give a whole number") == 2 and run.stdout.endswith(
         "True\n"
@@ -60,10 +59,7 @@ def test_importing_it_loads_no_libraries() -> None:
     program = (
         "import steptime, sys; print({'torch', 'mlflow', 'pandas', 'pipeline'} & set(sys.modules))"
     )
-    assert (
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
-        == "set()\n"
-    )
+    assert python(program).stdout == "set()\n"
 
 
 @pytest.mark.parametrize("hiding", ["pipeline.py", "pipeline/__init__.py"])

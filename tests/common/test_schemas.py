@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +20,7 @@ from pipeline.schemas import (
     to_arrow,
     write_table,
 )
+from tests.commands import python
 
 
 @pytest.fixture
@@ -102,9 +101,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_old_file(
         " write_table(frame, sys.argv[1], 'overheads')\nexcept Exception as error:\n   "
         " print(type(error).__name__, error); sys.exit(error.exit_code)\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False
-    )
+    run = python(program, str(path))
     assert run.returncode == SteptimeError.exit_code, run.stderr
     assert "cannot be written" in run.stdout
     assert path.read_bytes() == before

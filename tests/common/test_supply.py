@@ -7,7 +7,7 @@ import hashlib
 import json
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,16 @@ import pytest
 from evaluation.figures.accuracy_inputs import read_any
 from pipeline import model_files as packs
 from pipeline.answers import gap_models, transferred_models, who_answers
-from pipeline.answers.gap_models import tensor_core_gemm_model
+from pipeline.answers.gap_models import attention_model, tensor_core_gemm_model, tensor_model
 from pipeline.answers.kernel_commands import predict_command
-from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.answers.who_answers import kernel_predictor, observations_in, overhead_model
 from pipeline.errors import PackError, SteptimeError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.hosts import load_host
+from pipeline.kernels.collective_bandwidth import collective_model
 from pipeline.paths import project_dir
 from pipeline.question.question import ask
+from pipeline.transfer.shipped_models import load_models
 
 ROOT = project_dir()
 PACKS = packs.packs_dir()
@@ -98,6 +99,34 @@ def test_a_model_that_was_added_to_a_pack_is_refused(copy: Path) -> None:
         shutil.rmtree(added)
 
 
+SHARED_MODELS: dict[str, Callable[[], object]] = {
+    "attention.json": lambda: attention_model(load_gpu("H100")),
+    "collectives.json": lambda: collective_model(load_gpu("H100")),
+    "transfer/gemm.safetensors": load_models,
+    "transfer/tensor_gemm.safetensors": tensor_model,
+}
+
+
+@pytest.mark.parametrize("name", SHARED_MODELS)
+def test_a_shared_file_that_is_missing_or_not_listed_is_refused(copy: Path, name: str) -> None:
+    assert SHARED_MODELS[name]()
+    path = copy / name
+    whole, manifest = path.read_bytes(), path.with_name(packs.MANIFEST)
+    listed = manifest.read_text()
+    values = json.loads(listed)
+    del values["files"][path.name]
+    try:
+        for harm in (path.unlink, lambda: manifest.write_text(json.dumps(values))):
+            harm()
+            packs.check_pack.cache_clear()
+            with pytest.raises(PackError, match=path.name):
+                SHARED_MODELS[name]()
+            path.write_bytes(whole)
+    finally:
+        path.write_bytes(whole)
+        manifest.write_text(listed)
+
+
 def test_commands_check_the_pack_too(copy: Path, tmp_path: Path) -> None:
     path = copy / "V100/kernels/copy/family.json"
     whole = path.read_bytes()
@@ -134,70 +163,35 @@ class Planted:
         return Path.write_text, (self.sign, "code has run")
 
 
-MODELS = [
-    name
-    for name in FILES
-    if name.startswith(
-        (
-            "V100/",
-            "half/H100/",
-            "transfer/gemm",
-            "transfer/tensor_gemm",
-            "attention",
-            "collectives",
-        )
-    )
-]
-
-
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "V100/kernels/gemm/networks.safetensors",
+        "V100/kernels/gemm/family.json",
+        "V100/overhead_samples.parquet",
+    ],
+)
 def test_a_planted_pickle_is_refused_and_not_run(copy: Path, name: str, tmp_path: Path) -> None:
-    """The pickle has the name of a shipped file, and the manifest says that it belongs there."""
-    sign, path = tmp_path / "sign", copy / name
-    harmful = pickle.dumps(Planted(sign))
-    pickle.loads(harmful)
+    """A file of each kind that is read: the manifest says that the pickle belongs there."""
+    sign, path, manifest = tmp_path / "sign", copy / name, copy / "V100" / packs.MANIFEST
+    pickle.loads(harmful := pickle.dumps(Planted(sign)))
     assert sign.is_file(), "the pickle works"
     sign.unlink()
-    manifest = next(
-        parent / packs.MANIFEST for parent in path.parents if (parent / packs.MANIFEST).is_file()
-    )
     whole, listed = path.read_bytes(), manifest.read_text()
     values = json.loads(listed)
-    values["files"][path.relative_to(manifest.parent).as_posix()] = {
+    values["files"][name.removeprefix("V100/")] = {
         "bytes": len(harmful),
         "sha256": hashlib.sha256(harmful).hexdigest(),
     }
     try:
         path.write_bytes(harmful)
         manifest.write_text(json.dumps(values))
-        read_all(name)
+        with pytest.raises(SteptimeError, match=path.name):
+            load(name)
     finally:
         path.write_bytes(whole)
         manifest.write_text(listed)
     assert not sign.exists(), "code of the file has run"
-
-
-def read_all(name: str) -> None:
-    """Read a planted file with the reader of its kind, which refuses it; tables of errors beside a model are not read."""
-    from pipeline.model_files import read_arrays, read_json
-
-    path = packs.packs_dir() / name
-    readers = {
-        ".safetensors": lambda: read_arrays(path, "x"),
-        ".json": lambda: read_json(path, "x"),
-        ".parquet": lambda: observations_in(path),
-    }
-    if path.suffix in readers:
-        with pytest.raises(SteptimeError, match=path.name):
-            readers[path.suffix]()
-    if path.suffix in (".safetensors", ".parquet") or path.name == "family.json":
-        if "kernels" in path.parts:
-            with pytest.raises(SteptimeError):
-                load_predictor(
-                    load_gpu("V100"), [packs.packs_dir() / name.split("/kernels/")[0] / "kernels"]
-                )
-    else:
-        load(name)
 
 
 UNSAFE_MODULES = {"pickle", "dill", "cloudpickle", "shelve", "marshal"}

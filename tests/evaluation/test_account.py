@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -29,7 +28,7 @@ from evaluation.pages.accuracy_tables import (
     outdated_families,
     page_tables,
 )
-from evaluation.pages.markdown import block, markdown, replaced, rewrite, table_rows, whole_text
+from evaluation.pages.markdown import block, markdown, rewrite, table_rows, whole_text
 from evaluation.pages.published_rows import held_sentence, published_rows
 from evaluation.pages.readme_tables import (
     MEANS_MARKER,
@@ -204,15 +203,6 @@ def test_errors_between_gpus_of_other_models_are_noticed(found: Evidence) -> Non
     ) == ["gemm"]
 
 
-def test_only_the_text_between_the_markers_changes() -> None:
-    text = "before\n<!-- here -->\nold\n<!-- /here -->\nafter\n"
-    assert replaced(text, "here", "new") == text.replace("old", "new")
-    with pytest.raises(KeyError):
-        replaced(text, "elsewhere", "new")
-    with pytest.raises(KeyError):
-        replaced("<!-- /here -->\nold\n<!-- here -->\nafter", "here", "new")
-
-
 def test_readme_and_docs_hold_what_the_packs_say() -> None:
     # fails where packs were rebuilt and `make readme` was not run
     kernels = tables.kernel_errors(shipped_families())
@@ -292,11 +282,6 @@ def test_the_picture_shows_all_three_parts(found: Evidence) -> None:
     figure = pictures.result(found.kernels, found.passes, mean_errors(found.spans))
     assert [bool(axes.get_title(loc="left")) for axes in figure.axes] == [True] * 3
     assert all(axes.get_xlabel() for axes in figure.axes)
-
-
-def test_a_table_has_a_line_per_row() -> None:
-    assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
-    assert json.dumps(markdown(["a"], [])) == json.dumps("| a |\n| --- |")
 
 
 @pytest.mark.parametrize("name", ["replays.parquet", "pair_errors.csv"])

@@ -21,11 +21,12 @@ from evaluation.pages.grid_accuracy import published_steps
 from evaluation.published.published_lin2022 import read_cnn, read_dlrm
 from pipeline.flow import key_of
 from pipeline.paths import project_dir, transfer_dir
-from pipeline.prediction import Prediction, SeveralGpus
+from pipeline.prediction import SeveralGpus
 from pipeline.show.figures import board
 from pipeline.show.figures.board import NARROW, WIDE, Page
 from pipeline.show.figures.gallery import INDEX, Artifacts, category_of, draw, draw_all
 from pipeline.summary_rows import predictions_of, summary_row
+from tests.predictions import predicted
 from tests.show.figure_texts import problems
 
 PUBLISHED = ("published_steps", "published_errors", "published_busy", "published_networks")
@@ -93,21 +94,19 @@ def paper_grid() -> Artifacts:
     ]
     points.append((9e9, "V100", "dlrm_ddp", "default", 512))
     predictions = [
-        Prediction(
+        predicted(
+            1.1 * us,
             gpu=gpu,
             model=model,
             variant=variant,
             batch_size=batch,
-            predicted_us=1.1 * us,
             active_us=0.5 * us,
             host_us=us,
             p10_us=us,
             p90_us=1.2 * us,
             memory_bytes=1,
-            fits=True,
             evidence={"pack": 1.0},
             host_evidence={"shared": 1.0},
-            unmodelled_share=0.0,
             families_us={"gemm": 0.5 * us},
         )
         for us, gpu, model, variant, batch in points

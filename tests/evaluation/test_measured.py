@@ -13,10 +13,10 @@ import pytest
 from evaluation.checks import error_parts as parts
 from evaluation.pages import measured_campaigns as measured
 from evaluation.pages.markdown import whole_text
-from pipeline.prediction import Prediction
 from pipeline.question.compose import from_snakemake
 from pipeline.question.question import expand
 from pipeline.schemas import write_table
+from tests.predictions import predicted
 
 ROOT = Path(__file__).parents[2]
 
@@ -230,22 +230,20 @@ def test_a_step_whose_trace_found_no_room_keeps_its_kernel_time(folder: Path) ->
 
 def test_a_step_without_a_trace_has_no_overheads_of_its_own(folder: Path) -> None:
     """The prediction uses overheads of all GPUs, so it must not appear in the column of predictions with own overheads."""
-    prediction = Prediction(
-        "H200",
-        "dlrm_ddp",
-        "embedding-joint_sparse",
-        4096,
+    prediction = predicted(
         1100.0,
-        800.0,
-        900.0,
-        1000.0,
-        1200.0,
-        1 << 30,
-        True,
-        {"measured": 1.0},
-        {"shared": 1.0},
-        0.0,
-        {"gemm": 800.0},
+        gpu="H200",
+        model="dlrm_ddp",
+        variant="embedding-joint_sparse",
+        batch_size=4096,
+        active_us=800.0,
+        host_us=900.0,
+        p10_us=1000.0,
+        p90_us=1200.0,
+        memory_bytes=1 << 30,
+        evidence={"measured": 1.0},
+        host_evidence={"shared": 1.0},
+        families_us={"gemm": 800.0},
         measured_us=1000.0,
     )
 

@@ -14,7 +14,7 @@ from pipeline.cli import main
 from pipeline.errors import SteptimeError
 from pipeline.paths import project_dir
 
-DRAWN, SEED = 10, 62
+DRAWN, SEED = 6, 62
 
 ROUNDED, STEADY = 6e-4, 0.01
 """Largest relative differences: of a time with four digits; of p10 and p90, whose draws differ between processors."""

@@ -224,11 +224,6 @@ def test_foreach_launches_follow_multi_tensor_apply(sizes, depth, expected):
     assert launches(sizes, depth) == expected
 
 
-def test_foreach_launches_cover_every_element_once():
-    sizes = [3, 70_000, 65536, 1, 30_000_000, 12]
-    assert sum(elements for elements, _ in launches(sizes, 3)) == sum(sizes)
-
-
 @pytest.mark.parametrize(("tokens", "sorts"), [(3072, False), (3073, True)])
 def test_gradients_of_few_indices_are_not_sorted(tokens, sorts):
     gradient, indices = Tensor((tokens, 64), "fp32"), Tensor((tokens,), "int64")
@@ -295,11 +290,3 @@ def test_the_launches_of_a_huge_tensor_are_counted_at_once():
     found = launches([10**12, 5], 3)
     assert sum(elements for elements, _ in found) == 10**12 + 5 and found[-1][1] == 2
     assert time.process_time() - begin < 2
-
-
-def test_a_family_that_is_not_registered_is_refused_when_the_map_is_read() -> None:
-    from pipeline.errors import UnknownNameError
-    from pipeline.graph.opmap import _rule
-
-    with pytest.raises(UnknownNameError, match="elementwise"):
-        _rule({"family": "elementwis", "op": "add", "size": "elementwise"}, ("trace",))

@@ -137,22 +137,6 @@ def test_autocast_casts_the_same_beside_sparse_gradients_as_beside_others():
     )  # beside one cast of the bottom MLP's output
 
 
-def test_inference_has_neither_backward_nor_optimizer():
-    graph = capture(config_of("dlrm_ddp", mode="inference"), 32)
-    assert set(graph.table["phase"]) == {"data", "forward"}
-    assert graph.memory.gradients == graph.memory.optimizer == 0
-
-
-@pytest.mark.parametrize(
-    "optimizer, states", [("adam", 2), ("adagrad", 1), ("sgd_momentum", 1), ("sgd", 0), ("none", 0)]
-)
-def test_the_memory_need_counts_the_optimizers_state(optimizer, states):
-    graph = capture(config_of("resnet50", optimizer=optimizer, image_size=32), 2)
-    weights = 25_557_032 * 4
-    assert graph.memory.optimizer == states * weights
-    assert graph.memory.gradients == weights
-
-
 def test_gradients_accumulate_where_there_is_no_optimizer():
     adds = {}
     for optimizer in ("none", "sgd"):
@@ -161,17 +145,6 @@ def test_gradients_accumulate_where_there_is_no_optimizer():
         under = table["parent_id"].map(parents).eq("torch::autograd::AccumulateGrad")
         adds[optimizer] = (under & table["name"].isin(["aten::add_", "aten::add"])).sum()
     assert adds["none"] > 0 == adds["sgd"]
-
-
-def test_tf32_is_fp32_on_gpus_that_have_none():
-    from pipeline.hardware.find_gpu import load_gpu
-
-    graph = capture(config_of("dlrm_small", dtype="tf32", rows=100), 8)
-    dtypes = {
-        gpu: set(map_calls(graph, load_gpu(gpu)).query("family == 'gemm'")["dtype"])
-        for gpu in ("V100", "A100")
-    }
-    assert dtypes == {"V100": {"fp32"}, "A100": {"tf32"}}
 
 
 def test_mixed_precision_computes_products_in_the_lower_type_and_losses_in_fp32():
@@ -191,22 +164,6 @@ def test_convolutions_have_two_gradients_except_the_first():
         "conv2d_backward_weight": 53,
         "conv2d_backward_data": 52,
     }
-
-
-def test_lstm_is_one_cudnn_call_a_layer_and_direction_of_time():
-    graph = capture(config_of("gnmt", width=16, vocabulary=50, seq_len=5), 4)
-    calls = map_calls(graph)
-    assert (calls["family"] == "rnn").sum() == 16  # eight layers, forward and backward
-    assert {"aten::lstm", "aten::_cudnn_rnn"} <= set(graph.table["name"])
-
-
-def test_attention_is_two_products_and_a_softmax_or_one_kernel():
-    small = {"width": 32, "heads": 2, "layers": 1, "vocabulary": 50, "seq_len": 6}
-    eager = map_calls(capture(config_of("transformer", **small), 2))
-    fused = map_calls(capture(config_of("transformer", attention="fused", **small), 2))
-    assert (eager["family"] == "attention").sum() == 0 < (eager["family"] == "bmm").sum()
-    assert (fused["family"] == "attention").sum() == 6  # three attentions, forward and backward
-    assert (fused["family"] == "bmm").sum() == 0
 
 
 def test_dropout_is_one_fused_operator_as_on_cuda():

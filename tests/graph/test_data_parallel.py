@@ -6,6 +6,7 @@ import ast
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from pipeline.answers.predict import predict
 from pipeline.errors import InputError
 from pipeline.graph.capture import capture, observe
 from pipeline.graph.device_calls import map_calls, stream_waits
-from pipeline.graph.table import Graph, write_nodes
+from pipeline.graph.table import Graph, Node, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.rank_layout import Layout, stream_of
 from pipeline.paths import project_dir
@@ -36,24 +37,19 @@ def options(**changed: Any) -> dict[str, Any]:
     return {"layout": {"dp": 2}, "ddp": {**asdict(DdpSettings()), **changed}}
 
 
-def captured_case(name: str) -> pd.DataFrame:
+def captured_step(
+    make: Callable[[], nn.Module], batch: torch.Tensor, **changed: Any
+) -> tuple[list[Node], pd.DataFrame]:
+    """The operators and device calls of a step as one of two ranks runs it."""
     from pipeline.as_on_cuda.recording_group import recording_group
 
-    make, batch, changed = CASES[name]
     config = {"architecture": "custom", "optimizer": "none", **options(**changed)}
     with recording_group(Layout((("dp", 2),))):
         with torch.device("meta"):
             model = make()
-        step = Step(
-            [model],
-            [(batch(4),)],
-            lambda x: model(x).sum(),
-            None,
-            "meta",
-            config,
-        )
+        step = Step([model], [(batch,)], lambda x: model(x).sum(), None, "meta", config)
         nodes, memory, *_ = observe(step, False, config)
-    return map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
+    return nodes, map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +77,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_buckets_are_those_of_two_real_processes(name: str, real: dict[str, list[int]]) -> None:
-    calls = captured_case(name)
+    make, batch, changed = CASES[name]
+    _, calls = captured_step(make, batch(4), **changed)
     reduced = calls[(calls["op"] == "all_reduce") & (calls["dtype"] == "fp32")]
     assert reduced["bytes"].tolist() == real[name]
     assert len(real[name]) > 1, "one bucket proves no order"
@@ -240,41 +237,23 @@ def test_what_only_one_gpu_is_predicted_with_is_refused_for_several(wrap: str) -
 
 
 def test_norms_of_all_ranks_exchange_their_sums_in_both_directions() -> None:
-    from pipeline.as_on_cuda.recording_group import recording_group
+    def make() -> nn.Module:
+        plain = nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24), nn.ReLU())
+        return nn.SyncBatchNorm.convert_sync_batchnorm(plain)
 
-    config = {"architecture": "custom", "optimizer": "none", **options()}
-    with recording_group(Layout((("dp", 2),))):
-        with torch.device("meta"):
-            model = torch.nn.Sequential(
-                torch.nn.Conv2d(3, 24, 3), torch.nn.BatchNorm2d(24), torch.nn.ReLU()
-            )
-        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        step = Step(
-            [model], [(torch.empty(4, 3, 16, 16),)], lambda x: model(x).sum(), None, "meta", config
-        )
-        nodes, memory, *_ = observe(step, False, config)
-    calls = map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
-    gathered, (sums, *buckets) = (
-        calls[calls["op"] == "all_gather"],
-        calls.loc[calls["op"] == "all_reduce", "bytes"].tolist(),
-    )
+    nodes, calls = captured_step(make, torch.empty(4, 3, 16, 16))
+    gathered = calls.loc[calls["op"] == "all_gather", "bytes"].tolist()
+    sums, *buckets = calls.loc[calls["op"] == "all_reduce", "bytes"].tolist()
     # 24 means, 24 deviations and a count of each of 2 ranks; then 2 x 24 sums for the gradient; then all weights
-    assert gathered["bytes"].tolist() == [4 * 2 * 49]
+    assert gathered == [4 * 2 * 49]
     assert sums == 4 * 48 and buckets == [4 * (3 * 24 * 9 + 24 + 24 + 24)]
-    image, names = 4 * 4 * 24 * 14 * 14, {node.node_id: node.name for node in nodes}
-    read = {
-        names[row.node_id]: row.bytes_read
-        for row in calls.itertuples()
-        if "batch_norm" in names[row.node_id]
-    }
-    assert (
-        read["aten::batch_norm_stats"] == image
-        and read["aten::batch_norm_backward_reduce"] == 2 * image
-    )
+    image = 4 * 4 * 24 * 14 * 14
+    read = calls.set_index(calls["node_id"].map({n.node_id: n.name for n in nodes}))["bytes_read"]
+    assert read["aten::batch_norm_stats"] == image
+    assert read["aten::batch_norm_backward_reduce"] == 2 * image
     assert not (calls["op"] == "unknown").any()
-    assert (
-        calls["api"] == "cudaMemcpyAsync"
-    ).sum() >= 3  # PyTorch's masks make the host wait three times
+    copies = (calls["api"] == "cudaMemcpyAsync").sum()
+    assert copies >= 3, "PyTorch's masks make the host wait three times"
 
 
 def test_a_collective_names_the_axis_of_its_group() -> None:

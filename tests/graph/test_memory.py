@@ -21,7 +21,7 @@ from pipeline.graph.memory import LiveMemory, memory_of_workload, with_states
 from pipeline.graph.table import Graph, Memory, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.question.options import workload_values
-from pipeline.question.question import ask, expand
+from pipeline.question.question import ask
 from pipeline.workloads import make_step
 from pipeline.workloads.training_step import Step, host_empty
 
@@ -93,7 +93,7 @@ def test_the_peak_holds_a_row_and_an_index_of_the_sparse_gradient_for_each_looku
 @pytest.mark.parametrize(
     "words",
     [
-        *SMALL,
+        SMALL[2],
         GPT + "1000 model.optimizer=adagrad",
         GPT + "1000 model.dtype=bf16",
         "model=inception_v3 batch_size=2",
@@ -267,11 +267,6 @@ def test_the_largest_batch_of_inference_is_one_that_a_gpu_holds() -> None:
         ask(["gpu=H100", "model=bert_large", "model.mode=inference"]), STEPS.memory_bytes
     )
     assert found is not None and 100 < found < 10_000  # 13 million where inputs alone count
-
-
-def test_one_step_needs_more_of_a_larger_gpu() -> None:
-    needs = [STEPS.memory_bytes(point) for point in expand(["gpu=T4,A100", "model=dlrm_small"])]
-    assert needs[1] - needs[0] == (108 - 40) * 3_700_000
 
 
 def test_every_weight_and_input_takes_a_block_of_the_allocator() -> None:

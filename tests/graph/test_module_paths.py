@@ -26,6 +26,10 @@ def nodes_of(model, loss=None, modules=None, forward=None, **config):
     return observe(step, False, config)[0]
 
 
+PRODUCTS = ["Net.outer.0", "Net.outer.1", "Net.outer.1"]
+"""The modules of the products of a forward pass."""
+
+
 def modules_of(nodes, phase, name):
     """Modules of the operators of a name, in host order."""
     return [node.module for node in nodes if node.phase == phase and node.name.endswith(name)]
@@ -49,17 +53,9 @@ def on_meta(model):
 
 def test_an_operator_belongs_to_the_module_that_runs_and_its_gradient_to_the_same():
     nodes = nodes_of(on_meta(Net()))
-    assert modules_of(nodes, "forward", "aten::addmm") == [
-        "Net.outer.0",
-        "Net.outer.1",
-        "Net.outer.1",
-    ]
+    assert modules_of(nodes, "forward", "aten::addmm") == PRODUCTS
     assert modules_of(nodes, "forward", "aten::mul") == ["Net"]
-    assert modules_of(nodes, "backward", ": AddmmBackward0") == [
-        "Net.outer.1",
-        "Net.outer.1",
-        "Net.outer.0",
-    ]
+    assert modules_of(nodes, "backward", ": AddmmBackward0") == PRODUCTS[::-1]
     assert (
         modules_of(nodes, "backward", "aten::mm")[-1] == "Net.outer.0"
     )  # the inputs have no gradient
@@ -91,17 +87,9 @@ def test_forward_that_runs_again_in_the_backward_pass_belongs_to_its_module():
     model = on_meta(Net())
     nodes = nodes_of(model, forward=lambda x: checkpoint(model, x, use_reentrant=False))
     again = [node for node in nodes if node.attributes.get("recomputed")]
-    assert [node.module for node in again if node.name == "aten::addmm"] == [
-        "Net.outer.0",
-        "Net.outer.1",
-        "Net.outer.1",
-    ]
+    assert [node.module for node in again if node.name == "aten::addmm"] == PRODUCTS
     assert {node.phase for node in again} == {"backward"}
-    assert modules_of(nodes, "backward", ": AddmmBackward0") == [
-        "Net.outer.1",
-        "Net.outer.1",
-        "Net.outer.0",
-    ]
+    assert modules_of(nodes, "backward", ": AddmmBackward0") == PRODUCTS[::-1]
     assert not any(node.attributes.get("recomputed") for node in nodes_of(model))
 
 
@@ -133,11 +121,7 @@ def test_models_of_one_class_are_told_apart_and_code_without_modules_has_none():
     assert modules_of(nodes, "forward", "aten::add") == [None]
     weights = dict(one.named_parameters())
     nodes = nodes_of(one, forward=lambda x: torch.func.functional_call(one, weights, (x,)))
-    assert modules_of(nodes, "forward", "aten::addmm") == [
-        "Net.outer.0",
-        "Net.outer.1",
-        "Net.outer.1",
-    ]
+    assert modules_of(nodes, "forward", "aten::addmm") == PRODUCTS
     weight = one.outer[0].weight
     nodes = nodes_of(one, forward=lambda x: x @ weight.t())
     assert (

@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from pipeline.answers.engine import Engine, engine
 from pipeline.errors import SteptimeWarning
 from pipeline.graph import step_store
 from pipeline.graph.capture import capture
-from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.step_store import StepStore, captured, graph_key
 from pipeline.question import compose
 from pipeline.question.question import expand
@@ -67,6 +65,11 @@ def same(one: pd.DataFrame, other: pd.DataFrame) -> None:
     assert to_arrow(one, schema).equals(to_arrow(other, schema))
 
 
+def never(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What must not be done again."""
+    monkeypatch.setattr(step_store, name, lambda *_: pytest.fail(f"{name} again"))
+
+
 def entries(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.parquet"))
 
@@ -92,11 +95,7 @@ def test_calls_are_kept_for_each_kind_of_gpu(folder: Path, monkeypatch: pytest.M
     questions = expand([*TINY, "model.dtype=tf32", "batch_size=8", "gpu=V100,A100-PCIE-40GB,T4"])
     tables = {question.gpu.name: StepStore().calls(question) for question in questions}
     assert len(entries(folder)) == 4
-    monkeypatch.setattr(
-        step_store,
-        "map_calls",
-        lambda *_: pytest.fail("mapped again"),
-    )
+    never(monkeypatch, "map_calls")
     for question in questions:
         same(StepStore().calls(question), tables[question.gpu.name])
     assert "tf32" in set(tables["A100-PCIE-40GB"]["dtype"]) and "tf32" not in set(
@@ -114,11 +113,7 @@ def test_calls_of_gpus_that_launch_the_same_are_kept_and_made_once(
             len({id(store.calls(question)) for question in asked}) == 1
             and len(entries(folder)) == 2
         )
-        monkeypatch.setattr(
-            step_store,
-            "map_calls",
-            lambda *_: pytest.fail("mapped again"),
-        )
+        never(monkeypatch, "map_calls")
 
 
 def test_the_key_follows_what_a_graph_depends_on(
@@ -224,42 +219,6 @@ def test_a_full_disk_warns_once_and_answers(
     assert len(said) == 1 and not [path for path in folder.rglob("*") if path.is_file()]
 
 
-WRITER = """
-from pipeline import user_cache
-from pipeline.schemas import atomic_path
-
-def write(made, path):
-    with atomic_path(path) as part:
-        part.write_bytes(made)
-
-print("ready", flush=True)
-while True:
-    for number in range(20):
-        made = bytes([number]) * 2_000_000
-        user_cache.keep("x.bin", user_cache.key_of({"number": number}), made, write)
-"""
-
-
-def test_a_process_that_is_killed_while_it_writes_leaves_whole_entries(folder: Path) -> None:
-    chance = random.Random(1)
-    for _ in range(12):
-        writing = [
-            subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE)
-            for _ in range(2)
-        ]
-        for process in writing:
-            assert process.stdout is not None and process.stdout.readline()
-        time.sleep(chance.random() * 0.1)
-        for process in writing:
-            process.kill()
-            process.communicate()
-        for number in range(20):
-            key = user_cache.key_of({"number": number})
-            found = user_cache.find("x.bin", key, Path.read_bytes)
-            assert found in (None, bytes([number]) * 2_000_000)
-    assert list(folder.rglob("*.bin"))
-
-
 def test_what_killed_processes_left_counts_for_the_size(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,11 +244,7 @@ def test_the_entries_that_were_not_used_for_longest_give_way(
     monkeypatch.setattr(user_cache, "MAX_BYTES", size)
     monkeypatch.setattr(user_cache, "LISTED", "")
     captured(model(), 64)
-    monkeypatch.setattr(
-        step_store,
-        "capture",
-        lambda *_: pytest.fail("captured again"),
-    )
+    never(monkeypatch, "capture")
     captured(model(), 8)
     captured(model(), 64)
     assert sum(entry.stat().st_size for entry in entries(folder)) <= 0.8 * size
@@ -332,34 +287,6 @@ def test_processes_that_ask_at_once_agree(folder: Path) -> None:
         if path.is_file() and path.suffix not in (".parquet", ".json")
     ]
     assert len(entries(folder)) == 3 and not left  # a graph, and those at the ends of its line
-
-
-def test_equal_calls_of_several_gpus_are_one_table(folder: Path) -> None:
-    steps, questions = StepStore(), expand([*TINY, "batch_size=8", "gpu=V100,P100,T4"])
-    first, *others = (steps.calls(question) for question in questions)
-    assert any(table is first for table in others)
-    for question, table in zip(
-        questions,
-        (first, *others),
-        strict=True,
-    ):
-        graph = steps.graph(question)
-        same(
-            table,
-            step_store.map_calls(
-                graph,
-                question.gpu,
-                graph.device,
-            ),
-        )
-
-
-def test_memory_at_another_batch_size_is_that_of_its_graph(folder: Path) -> None:
-    steps, (question,) = StepStore(), expand([*TINY, "batch_size=8"])
-    assert steps.memory_bytes(question) == needed_bytes(steps.graph(question).memory, question.gpu)
-    assert steps.memory_bytes(question, 32) == needed_bytes(
-        captured(model(), 32).memory, question.gpu
-    )
 
 
 def test_a_flipped_bit_of_the_cache_changes_no_prediction(folder: Path) -> None:

@@ -93,9 +93,13 @@ def stated(name: str) -> KernelPredictor:
     return kernel_predictor(load_gpu(name), "auto", None)
 
 
+def predictor(name: str, *overrides: str) -> KernelPredictor:
+    return kernel_predictor(altered(name, *overrides), "auto", None)
+
+
 def ratios(name: str, *overrides: str) -> pd.Series:
     """Kernel time over the catalogue's, by family (the first call of each)."""
-    new = kernel_predictor(altered(name, *overrides), "auto", None).predict(CALLS)["kernel_us"]
+    new = predictor(name, *overrides).predict(CALLS)["kernel_us"]
     return (new / stated(name).predict(CALLS)["kernel_us"]).groupby(CALLS["family"]).first()
 
 
@@ -140,10 +144,7 @@ def test_peaks_of_a_campaign_follow_what_they_were_measured_under(
     monkeypatch.setattr(
         "pipeline.answers.who_answers.measured_peaks", lambda folder: {"dram_gb_per_s": 2900.0}
     )
-    real, faster = (
-        kernel_predictor(gpu, "auto", None)
-        for gpu in (altered("H200"), altered("H200", "dram_gb_per_s=9600"))
-    )
+    real, faster = (predictor("H200", *more) for more in ((), ("dram_gb_per_s=9600",)))
     assert (real.gpu.measured_dram_gb_per_s, faster.gpu.measured_dram_gb_per_s) == (2900.0, 5800.0)
     assert not isinstance(real, AlteredPredictor)
     assert isinstance(faster, AlteredPredictor) and faster.stated.gpu == real.gpu
@@ -157,7 +158,7 @@ def test_only_names_with_a_file_have_a_card() -> None:
 @needs_pack
 def test_unaltered_figures_and_memory_leave_every_prediction_alone() -> None:
     for overrides in ((), ("memory_gib=16",), ("dram_gb_per_s=900",)):
-        found = kernel_predictor(altered("V100", *overrides), "auto", None)
+        found = predictor("V100", *overrides)
         assert not isinstance(found, AlteredPredictor)
         pd.testing.assert_frame_equal(
             found.predict(CALLS), stated("V100").predict(CALLS), check_exact=True
@@ -177,9 +178,15 @@ def test_half_the_bandwidth_makes_memory_bound_calls_twice_as_long_and_arithmeti
 
 
 @needs_pack
+@pytest.mark.parametrize("figure", ["dram_gb_per_s=901", "fp32_tflop_per_s=14.01", "l2_mib=6.01"])
+def test_a_small_change_is_a_small_change(figure: str) -> None:
+    assert ratios("V100", figure).to_numpy() == pytest.approx(1.0, rel=0.0012)
+
+
+@needs_pack
 def test_what_rested_on_samples_is_transferred_with_a_wider_interval() -> None:
     old = stated("V100").predict(CALLS)
-    new = kernel_predictor(altered("V100", "dram_gb_per_s=1000"), "auto", None).predict(CALLS)
+    new = predictor("V100", "dram_gb_per_s=1000").predict(CALLS)
     old, new = (
         table.assign(evidence=table["evidence"].str.removesuffix(" extrapolated"))
         for table in (old, new)
@@ -205,7 +212,7 @@ def test_the_link_moves_pinned_host_copies_alone() -> None:
     assert 0.5 <= found["memcpy_h2d"] <= 0.51
     assert found["memcpy_d2h"] == 1.0, "a pageable copy waits for the CPU"
     rest = ~CALLS["family"].isin(["memcpy_h2d", "memcpy_d2h", "collective"])
-    new = kernel_predictor(altered("V100", "pcie_generation=4"), "auto", None).predict(CALLS)
+    new = predictor("V100", "pcie_generation=4").predict(CALLS)
     pd.testing.assert_frame_equal(new[rest], stated("V100").predict(CALLS)[rest], check_exact=True)
 
 
@@ -214,10 +221,9 @@ def test_half_precision_packs_and_collectives_move_too() -> None:
         ratios("H100", "boost_clock_mhz=1782"),
         ratios("H100", "nvlink_bidirectional_gb_per_s=450"),
     )
-    half = kernel_predictor(altered("H100", "boost_clock_mhz=1782"), "auto", None).predict(
-        CALLS[CALLS["dtype"] == "bf16"]
-    )
-    was = stated("H100").predict(CALLS[CALLS["dtype"] == "bf16"])
+    calls = CALLS[CALLS["dtype"] == "bf16"]
+    half = predictor("H100", "boost_clock_mhz=1782").predict(calls)
+    was = stated("H100").predict(calls)
     assert was["evidence"].tolist() == ["pack"] and half["evidence"].tolist() == ["transferred"]
     # tensor cores of an H100 are limited by power: a lower clock costs less than its share
     assert 1.02 < (half["kernel_us"] / was["kernel_us"]).iloc[0] < 1 / 0.9

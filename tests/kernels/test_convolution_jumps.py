@@ -18,19 +18,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.who_answers import kernel_predictor
 from pipeline.arrays import Flags
 from pipeline.families.convolutions import native
 from pipeline.families.dims import Dims
 from pipeline.families.tensor_cores import evenly_grouped, on_tensor_cores
 from pipeline.hardware.find_gpu import load_gpu
+from tests.kernels.shipped import CONVOLUTIONS, shipped
 
 GPUS = (
     "V100",
     "A100",
     *(pytest.param(gpu, marks=pytest.mark.nightly) for gpu in ("H100", "T4", "P100")),
 )
-FAMILIES = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")
 SHAPES, SEED = 200, 0
 MOST_ELEMENTS = 2**28
 SHORT_US = 100.0
@@ -114,7 +113,7 @@ def halved(table: pd.DataFrame, what: str) -> tuple[pd.DataFrame, Flags]:
 def calls(table: pd.DataFrame, family: str, dtype: str, nhwc: bool) -> pd.DataFrame:
     parts = table["said"] + (',"layout":"nhwc"' if nhwc else "")
     attributes = "{" + parts.str.strip(",") + "}"
-    phase = "forward" if family == FAMILIES[0] else "backward"
+    phase = "forward" if family == CONVOLUTIONS[0] else "backward"
     return table.drop(columns="said").assign(
         family=family, op="conv", phase=phase, dtype=dtype, attributes=attributes
     )
@@ -155,10 +154,10 @@ def _say(table: pd.DataFrame, rows: Flags, *times: pd.DataFrame) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CONVOLUTIONS)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_half_of_a_dimension_takes_no_longer(gpu: str, family: str) -> None:
-    predictor, table = kernel_predictor(load_gpu(gpu), "auto", None), shapes()
+    predictor, table = shipped(gpu), shapes()
     for dtype, nhwc in (
         ("fp32", False),
         ("tf32", False),
@@ -180,10 +179,10 @@ def test_half_of_a_dimension_takes_no_longer(gpu: str, family: str) -> None:
             assert not bad.any(), f"{what}, {dtype}, NHWC {nhwc}\n{_say(table, bad, whole, found)}"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CONVOLUTIONS)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_a_faster_dtype_takes_no_longer(gpu: str, family: str) -> None:
-    predictor, table = kernel_predictor(load_gpu(gpu), "auto", None), shapes()
+    predictor, table = shipped(gpu), shapes()
     for nhwc in (False, True):
         found = {
             dtype: predictor.predict(calls(table, family, dtype, nhwc))

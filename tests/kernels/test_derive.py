@@ -10,15 +10,14 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.kernel_predictor import KernelPredictor
-from pipeline.answers.who_answers import kernel_predictor
 from pipeline.families.conv_shape import ConvShape, implicit_product
 from pipeline.families.dims import Dims
-from pipeline.hardware.find_gpu import load_gpu
+from tests.kernels.shipped import shipped
 
 
 @pytest.fixture(scope="module")
 def v100() -> KernelPredictor:
-    return kernel_predictor(load_gpu("V100"), "auto", None)
+    return shipped("V100")
 
 
 def convolutions(family: str, *shapes: tuple[int, int, int, int, int]) -> pd.DataFrame:
@@ -50,23 +49,11 @@ def test_half_precision_takes_no_latency_below_the_floor(gpu: str) -> None:
     calls = pd.DataFrame({"B": rows}).assign(
         H=33, family="softmax", op="softmax", phase="forward", dtype="fp16"
     )
-    predictor = kernel_predictor(load_gpu(gpu), "auto", None)
+    predictor = shipped(gpu)
     found = predictor.predict(calls)
     assert (found["predicted_us"] >= predictor.floor.of(Dims(calls).text("op")) - 1e-9).all()
     assert (found["latency_p10_us"] <= found["predicted_us"]).all()
     assert (found["predicted_us"] <= found["latency_p90_us"]).all()
-
-
-@pytest.mark.parametrize(
-    "family", ["conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"]
-)
-def test_what_a_call_takes_does_not_depend_on_its_neighbours(
-    v100: KernelPredictor, family: str
-) -> None:
-    shapes = [(64, 64, 3, 56, 1), (64, 64, 1, 56, 1), (256, 256, 3, 14, 1), (512, 2048, 1, 7, 1)]
-    together = v100.predict(convolutions(family, *shapes))["kernel_us"]
-    alone = [v100.predict(convolutions(family, shape))["kernel_us"].iloc[0] for shape in shapes]
-    assert list(together) == pytest.approx(alone)
 
 
 def test_gradients_of_a_sampled_window_take_about_as_long_as_its_forward_pass(

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.answers.kernel_commands import fit_command, predict_command
 from pipeline.answers.kernel_predictor import predictor_of
-from pipeline.errors import PackError, SteptimeError, TableError, UnknownNameError
+from pipeline.errors import PackError, SteptimeError, TableError
 from pipeline.families.family import Law
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import networks as trees
@@ -165,19 +165,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_fit(samples, tmp_pat
         fit_command(tmp_path / "samples.parquet", "V100", None, "/proc/models")
 
 
-def test_impossible_samples_change_nothing_but_a_warning(samples, v100):
-    bad = samples.head(4).assign(latency_us=[np.nan, 0.0, -3.0, 1e12])
-    worse = samples.head(2).assign(M=[0, -5])
-    with pytest.warns(UserWarning, match="6 of 246 samples dropped"):
-        found = fit_family(
-            pd.concat([samples, bad, worse], ignore_index=True), v100, "gemm", "trees"
-        )
-    alone = fit_family(samples, v100, "gemm", "trees")
-    np.testing.assert_array_equal(
-        found.model.predict(samples).latency, alone.model.predict(samples).latency
-    )
-
-
 def test_nothing_usable_is_an_error_of_one_line(samples, v100):
     with pytest.raises(TableError, match="no usable sample"):
         fit_family(samples.assign(latency_us=-1.0), v100, "gemm")
@@ -234,11 +221,6 @@ def test_kernel_times_are_fitted_where_samples_have_them(samples, v100):
     model = fit_family(table, v100, "gemm", "trees").model
     ratio = model.predict(samples).kernel / table["kernel_us"]
     assert np.median(ratio) == pytest.approx(1.0, abs=0.03)
-
-
-def test_an_unknown_variant_lists_the_choices(samples, v100):
-    with pytest.raises(UnknownNameError, match="mlp_paper"):
-        fit_family(samples, v100, "gemm", "forest")
 
 
 def test_a_gpu_is_fitted_tracked_and_saved(samples, v100, tmp_path):

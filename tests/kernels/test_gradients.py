@@ -15,31 +15,24 @@ from pipeline.answers.who_answers import kernel_predictor
 from pipeline.families.conv import with_gradients_us
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics
+from tests.kernels.shipped import convolution, shipped
 
 DATA, WEIGHT = "conv2d_backward_data", "conv2d_backward_weight"
 
 
-def convolution(
+def windows(
     family: str, window: int, side: int, channels: tuple[int, int], stride: int = 1
 ) -> pd.DataFrame:
     """32 images in fp32."""
-    phase = "forward" if family == "conv2d_forward" else "backward"
-    return pd.DataFrame(
-        [
-            {
-                "family": family,
-                "op": "conv",
-                "phase": phase,
-                "dtype": "fp32",
-                "B": 32,
-                "in_channels": channels[0],
-                "out_channels": channels[1],
-                "kernel_size": window,
-                "padding": window // 2,
-                "input_size": side,
-                "stride": stride,
-            }
-        ]
+    inside, outside = channels
+    return convolution(
+        family,
+        kernel_size=window,
+        padding=window // 2,
+        input_size=side,
+        stride=stride,
+        in_channels=inside,
+        out_channels=outside,
     )
 
 
@@ -53,7 +46,7 @@ def test_a_strided_data_gradient_runs_at_two_thirds_of_the_throughput(window: in
     v100 = load_gpu("V100-SXM2-32GB")
 
     def tflop_per_s(stride: int) -> float:
-        calls = convolution(DATA, window, 56, (256, 512), stride)
+        calls = windows(DATA, window, 56, (256, 512), stride)
         operations = 2 * 32 * (56 // stride) ** 2 * 256 * 512 * window**2
         return (
             operations
@@ -68,25 +61,24 @@ def test_a_strided_data_gradient_runs_at_two_thirds_of_the_throughput(window: in
 def test_the_weight_gradient_of_a_product_does_not_hide_its_traffic() -> None:
     """128.5 MB of images at 256 GB/s are 501.8 us: 4 bytes x 32 images x 56 x 56 pixels x (64 + 256) channels."""
     weight, forward = (
-        physics_us(convolution(family, 1, 56, (64, 256)), "T4")
-        for family in (WEIGHT, "conv2d_forward")
+        physics_us(windows(family, 1, 56, (64, 256)), "T4") for family in (WEIGHT, "conv2d_forward")
     )
     assert weight - forward == pytest.approx(501.8, abs=3.0)
 
 
 def test_a_weight_gradient_computes_at_the_datasheets_rate_before_its_traffic_is_added() -> None:
     """3.29 GFLOP at the V100's 14 TFLOP/s, not at the 15.4 of another board: 234.9 us, and 157.2 us for 128.5 MB."""
-    assert physics_us(convolution(WEIGHT, 1, 56, (64, 256))) == pytest.approx(
+    assert physics_us(windows(WEIGHT, 1, 56, (64, 256))) == pytest.approx(
         7.0 + 234.9 + 157.2, abs=3.0
     )
 
 
 def test_few_channels_on_large_images_have_no_fused_winograd_in_their_weight_gradient() -> None:
-    v100 = kernel_predictor(load_gpu("V100-SXM2-32GB"), "auto", None)
+    v100 = shipped("V100-SXM2-32GB")
 
     def ratio(channels: int, side: int) -> float:
         weight, forward = (
-            v100.predict(convolution(f, 3, side, (channels, channels)))["kernel_us"].iloc[0]
+            v100.predict(windows(f, 3, side, (channels, channels)))["kernel_us"].iloc[0]
             for f in (WEIGHT, "conv2d_forward")
         )
         return float(weight / forward)
@@ -104,7 +96,7 @@ def test_forward_convolutions_and_other_gradients_are_left_alone() -> None:
         (DATA, 3),
         (WEIGHT, 5),
     ):
-        calls = convolution(family, window, 28, (128, 128))
+        calls = windows(family, window, 28, (128, 128))
         kernel = physics.kernel_us(family, calls)
         assert list(with_gradients_us(physics.calls(family, calls), kernel)) == list(kernel)
 
@@ -128,7 +120,7 @@ def test_more_bandwidth_or_throughput_never_slows(
     more: float,
     figure: str,
 ) -> None:
-    gpu, calls = load_gpu("V100"), convolution(family, window, side, channels, stride)
+    gpu, calls = load_gpu("V100"), windows(family, window, side, channels, stride)
     faster = replace(gpu, **{figure: more * getattr(gpu, figure)})
     slow, fast = (float(Physics.of(each).kernel_us(family, calls)[0]) for each in (gpu, faster))
     assert fast <= slow * (1.0 + 1e-9)

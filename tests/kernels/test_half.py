@@ -20,6 +20,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.model_files import check_pack
 from pipeline.paths import packs_dir
+from tests.kernels.shipped import shipped
 
 
 def products(dtype, size=4096.0):
@@ -103,7 +104,7 @@ def test_a_gpu_s_own_samples_come_first():
 def test_products_on_tensor_cores_need_no_samples_of_the_gpu():
     # GPUs without half-precision samples of their chip, with an fp32 pack and without
     for gpu, dtypes in (("V100", ["fp16"]), ("RTX3090", ["bf16", "fp16", "tf32"])):
-        predictor = kernel_predictor(load_gpu(gpu), "auto", None)
+        predictor = shipped(gpu)
         calls = pd.concat([products(dtype) for dtype in (*dtypes, "fp32")], ignore_index=True)
         found = predictor.predict(
             pd.concat([calls, calls.assign(family="bmm", B=4.0)], ignore_index=True)
@@ -127,7 +128,7 @@ def test_tf32_runs_the_tiles_of_half_precision_and_as_fp32_where_there_is_none()
     assert (half["evidence"][0], full["evidence"][0]) == ("pack", "transferred")
     assert full["kernel_us"][0] / half["kernel_us"][0] == pytest.approx(2.0, rel=0.05)
     assert full["p90_us"][0] / full["p10_us"][0] > half["p90_us"][0] / half["p10_us"][0]
-    v100 = kernel_predictor(load_gpu("V100"), "auto", None)
+    v100 = shipped("V100")
     tf32, fp32 = (v100.predict(products(dtype))["kernel_us"][0] for dtype in ("tf32", "fp32"))
     assert tf32 == pytest.approx(fp32)
 

@@ -119,15 +119,6 @@ def test_a_call_that_nothing_describes_is_counted_not_zero(v100):
     assert found.kernel_us == 2.0, "what a kernel takes to start"
 
 
-def test_predictions_keep_the_rows_and_index_of_calls(v100):
-    calls = pd.concat([call("gemm"), call("softmax"), call("gemm", M=1024)]).set_index(
-        np.array([7, 3, 5])
-    )
-    found = load_predictor(v100).predict(calls)
-    assert found.index.tolist() == [7, 3, 5]
-    assert found.kernel_us[5] > found.kernel_us[7]
-
-
 def test_a_curve_is_found_again_in_its_own_points():
     curve = BandwidthCurve(2.0, 800.0, 600.0, 22.0, 1.5)
     size = np.geomspace(1e6, 1e9, 200)

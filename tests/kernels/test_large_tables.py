@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.kernel_predictor import TIMES
-from pipeline.answers.who_answers import kernel_predictor
-from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.family_model import ROWS_IN_BLOCK
+from tests.kernels.shipped import shipped
 
 OPS = {
     "linear": "gemm",
@@ -37,7 +36,7 @@ def test_numbers_of_a_large_table_are_those_of_small_ones(
     calls: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
-    predictor = kernel_predictor(load_gpu("T4"), "auto", None)
+    predictor = shipped("T4")
     together = predictor.predict(calls)
     some = calls.index[[*range(0, 50), *range(ROWS_IN_BLOCK - 20, ROWS_IN_BLOCK + 20)]]
     apart = predictor.predict(calls.loc[some])

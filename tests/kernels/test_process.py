@@ -1,7 +1,6 @@
 """Processes learn few samples, answer the same after a save, and refuse files that do not fit."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.optimize import approx_fprime
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -33,6 +32,12 @@ def wave():
 
 
 @pytest.fixture
+def learned(wave):
+    features, target = wave
+    return train_gaussian_process(features, target, [find_hyperparameters(features, target, 0)])
+
+
+@pytest.fixture
 def curved(gemm_samples):
     """Samples whose kernels take ever longer than physics says, which no factor mends."""
     table = with_families(gemm_samples, "t")
@@ -53,9 +58,8 @@ def test_a_process_of_two_samples_answers_as_computed_by_hand():
     np.testing.assert_allclose(learned.predict(np.array([[0.0]])), 1.0)
 
 
-def test_a_feature_that_is_constant_in_the_samples_is_ignored(wave):
-    features, target = wave
-    learned = train_gaussian_process(features, target, [find_hyperparameters(features, target, 0)])
+def test_a_feature_that_is_constant_in_the_samples_is_ignored(wave, learned):
+    features, _ = wave
     elsewhere = features.copy()
     elsewhere[:, 3] = 1000.0
     np.testing.assert_array_equal(learned.predict(elsewhere), learned.predict(features))
@@ -89,9 +93,8 @@ def test_a_process_finds_which_feature_matters(wave):
     np.testing.assert_allclose(learned.predict(features[50:]), target[50:], atol=0.1)
 
 
-def test_blocks_of_calls_change_nothing(wave, monkeypatch):
-    features, target = wave
-    learned = train_gaussian_process(features, target, [find_hyperparameters(features, target, 0)])
+def test_blocks_of_calls_change_nothing(wave, learned, monkeypatch):
+    features, _ = wave
     whole = learned.predict(features)
     monkeypatch.setattr(process, "MAX_COVARIANCE_CELLS", 7 * 60)
     np.testing.assert_allclose(learned.predict(features), whole, rtol=1e-12)
@@ -114,9 +117,8 @@ def test_lengths_are_found_on_some_rows_and_all_rows_are_used(wave, monkeypatch)
 
 
 @pytest.mark.parametrize("damage", ["missing", "shape", "empty"])
-def test_a_damaged_process_is_refused(wave, damage):
-    features, target = wave
-    learned = train_gaussian_process(features, target, [find_hyperparameters(features, target, 0)])
+def test_a_damaged_process_is_refused(wave, learned, damage):
+    features, _ = wave
     tensors = learned.tensors()
     np.testing.assert_array_equal(
         GaussianProcess.from_tensors(tensors).predict(features),
@@ -209,11 +211,3 @@ def test_too_many_samples_for_processes_are_refused_in_one_line(curved, v100, mo
         InputError, match="gemm: 240 samples, but the variant process takes at most 100"
     ):
         fit_family(curved, v100, "gemm", "process")
-
-
-def test_rows_of_one_shape_alone_are_fitted(curved, v100):
-    rng = np.random.default_rng(1)
-    same = pd.concat([curved.head(1)] * 30, ignore_index=True)
-    same = same.assign(latency_us=100.0 * np.exp(rng.normal(0, 0.05, 30)))
-    found = fit_family(same, v100, "gemm").model.predict(same.head(1))
-    np.testing.assert_allclose(found.latency, 100.0, rtol=0.05)

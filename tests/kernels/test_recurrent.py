@@ -47,6 +47,11 @@ def us(table, products=by_work, gpu="V100"):
     return recurrent_us(table, products, Physics.of(load_gpu(gpu)))[0].kernel
 
 
+def chosen(rule, sizes, dtype, gpu):
+    """Whether a rule gives the first layer of a GPU its kernel."""
+    return rule(sizes, np.array([dtype], dtype=object), Physics.of(load_gpu(gpu)))[0]
+
+
 def flops(table):
     """FLOPs of the input's and the recurrent product of every layer, direction and step; twice that in backward."""
     total = []
@@ -157,15 +162,8 @@ def test_a_faster_gpu_takes_no_longer(change):
 def test_small_layers_get_the_kernel_that_pytorch_chooses(hidden, phase, gates, kept):
     table = calls({"H": hidden, "I": 64, "phase": phase, "gates": gates, "B": 1, "T": 1000})
     sizes = recurrent.Layers.of(table)
-    assert (
-        recurrent._uses_small_persistent(
-            sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100"))
-        )[0]
-        == kept
-    )
-    assert not recurrent._uses_small_persistent(
-        sizes, np.array(["fp64"], dtype=object), Physics.of(load_gpu("V100"))
-    )[0]
+    assert chosen(recurrent._uses_small_persistent, sizes, "fp32", "V100") == kept
+    assert not chosen(recurrent._uses_small_persistent, sizes, "fp64", "V100")
 
 
 def test_a_projected_layer_multiplies_less_and_launches_more():
@@ -177,13 +175,9 @@ def test_a_projected_layer_multiplies_less_and_launches_more():
         launched = us(calls(few, {**few, "projected": 64}), free)
         assert launched[1] - launched[0] == pytest.approx(1000 * LAUNCH_US, rel=0.02)
     sizes = recurrent.Layers.of(calls({"H": 128, "projected": 64}))
-    assert not recurrent._uses_small_persistent(
-        sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100"))
-    )[0]
+    assert not chosen(recurrent._uses_small_persistent, sizes, "fp32", "V100")
     sizes = recurrent.Layers.of(calls({"B": 64, "projected": 128}))
-    assert not recurrent._uses_large_persistent(
-        sizes, np.array(["fp16"], dtype=object), Physics.of(load_gpu("A100"))
-    )[0]
+    assert not chosen(recurrent._uses_large_persistent, sizes, "fp16", "A100")
 
 
 def test_a_resident_layer_takes_far_less_than_its_launches():
@@ -210,12 +204,9 @@ def test_a_resident_layer_takes_far_less_than_its_launches():
 )
 def test_the_large_persistent_kernel_is_taken_where_pytorch_takes_it(gpu, batch, tokens, expected):
     table = calls({"B": batch, "T": tokens})
-    sizes, physics = recurrent.Layers.of(table), Physics.of(load_gpu(gpu))
-    assert (
-        recurrent._uses_large_persistent(sizes, np.array(["fp16"], dtype=object), physics)[0]
-        == expected
-    )
-    assert not recurrent._uses_large_persistent(sizes, np.array(["fp32"], dtype=object), physics)[0]
+    sizes = recurrent.Layers.of(table)
+    assert chosen(recurrent._uses_large_persistent, sizes, "fp16", gpu) == expected
+    assert not chosen(recurrent._uses_large_persistent, sizes, "fp32", gpu)
 
 
 def test_intervals_hold_the_products_own_and_evidence_is_theirs():

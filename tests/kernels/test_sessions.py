@@ -13,10 +13,10 @@ import pytest
 from evaluation.checks.session_fit import fit_session, share_inside, step_ratio, whole_models
 from evaluation.pages.step_tables import holds
 from pipeline.answers.step_errors import STEP_SIGMA_RATIO
-from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import FILE, NOTED_RATIO, Estimate, Session, clock_notes, session_of
 from pipeline.paths import packs_dir
+from tests.kernels.shipped import shipped
 
 
 def rows(level: float, sigma: float = 0.1, own: float = 0.128) -> pd.DataFrame:
@@ -108,7 +108,7 @@ def test_the_interval_of_a_predicted_kernel_contains_the_error_of_a_session(
             }
         ]
     )
-    predictor = kernel_predictor(load_gpu(gpu), "auto", None)
+    predictor = shipped(gpu)
     alone, found = (
         replace(predictor, any_session=any_session).predict(calls).iloc[0]
         for any_session in (False, True)

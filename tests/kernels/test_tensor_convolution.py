@@ -9,45 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.answers.who_answers import kernel_predictor
 from pipeline.families.conv_shape import ConvShape
 from pipeline.families.dims import Dims
 from pipeline.families.tensor_cores import LAYOUT_CONVERSION_SHARE, NCHW_LOADS, on_tensor_cores
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics
+from tests.kernels.shipped import CONVOLUTIONS, convolution, shipped
 
-FAMILIES = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")
 NHWC = '{"layout":"nhwc"}'
 
 
-def convolution(
-    family: str = "conv2d_forward", dtype: str = "fp16", layout: str | None = None, **dims: float
+def large(
+    family: str = CONVOLUTIONS[0], dtype: str = "fp16", layout: str | None = None, **dims: float
 ) -> pd.DataFrame:
     """One convolution: 3 x 3 on 256 channels of 128 images of 28 x 28, changed."""
-    shape = {
-        "B": 128,
-        "in_channels": 256,
-        "out_channels": 256,
-        "kernel_size": 3,
-        "input_size": 28,
-        "stride": 1,
-        "padding": 1,
-        **dims,
-    }
-    phase = "forward" if family == "conv2d_forward" else "backward"
-    return pd.DataFrame(
-        [
-            {
-                "family": family,
-                "op": "conv",
-                "phase": phase,
-                "dtype": dtype,
-                "attributes": layout,
-                **shape,
-            }
-        ]
-    )
+    sizes = {"B": 128, "in_channels": 256, "out_channels": 256, **dims}
+    return convolution(family, dtype, layout, **sizes)
 
 
 def kernel_us(calls: pd.DataFrame, gpu: GpuSpec | str = "A100") -> float:
@@ -81,18 +59,18 @@ def test_a_large_convolution_sustains_a_plausible_share_of_the_peak() -> None:
         ("H100", 0.3, 0.65),
         ("RTX3090", 0.75, 0.95),
     ):
-        spec, calls = load_gpu(gpu), convolution(layout=NHWC, B=512)
+        spec, calls = load_gpu(gpu), large(layout=NHWC, B=512)
         flops = float(ConvShape.of(Dims(calls)).flops[0])
         share = flops / kernel_us(calls, spec) / (1e3 * spec.fp16_gflop_per_s)
         assert low < share < high, gpu
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CONVOLUTIONS)
 def test_images_in_nchw_are_turned_around_every_half_precision_kernel(family: str) -> None:
     spec = load_gpu("A100")
-    shape = ConvShape.of(Dims(convolution(family)))
+    shape = ConvShape.of(Dims(large(family)))
     images = 2.0 * float((shape.inputs + shape.outputs)[0])
-    turning = kernel_us(convolution(family)) - kernel_us(convolution(family, layout=NHWC))
+    turning = kernel_us(large(family)) - kernel_us(large(family, layout=NHWC))
     assert turning == pytest.approx(
         2.0 * images / LAYOUT_CONVERSION_SHARE / (1e3 * spec.peak_dram_gb_per_s())
     )
@@ -112,9 +90,7 @@ def test_ada_gathers_half_precision_images_in_nchw_where_others_turn_them(
         "kernel_size": 1,
         "padding": 0,
     }
-    stored, innermost = (
-        kernel_us(convolution(layout=layout, **stage), gpu) for layout in (None, NHWC)
-    )
+    stored, innermost = (kernel_us(large(layout=layout, **stage), gpu) for layout in (None, NHWC))
     assert (stored > 2.0 * innermost) == turned and stored >= innermost
 
 
@@ -125,9 +101,9 @@ def test_tf32_turns_images_only_where_that_costs_less_than_gathering_them() -> N
     )
     for dims in (many, few):
         stored, innermost = (
-            kernel_us(convolution(dtype="tf32", layout=layout, **dims)) for layout in (None, NHWC)
+            kernel_us(large(dtype="tf32", layout=layout, **dims)) for layout in (None, NHWC)
         )
-        shape = ConvShape.of(Dims(convolution(**dims)))
+        shape = ConvShape.of(Dims(large(**dims)))
         turning = (
             2.0
             * 4.0
@@ -151,16 +127,14 @@ def test_three_channels_take_as_long_as_the_eight_that_they_are_padded_to() -> N
         "out_channels": 512,
         "layout": NHWC,
     }
-    three, eight, nine = (kernel_us(convolution(in_channels=c, **wide)) for c in (3, 8, 9))  # type: ignore[arg-type]
+    three, eight, nine = (kernel_us(large(in_channels=c, **wide)) for c in (3, 8, 9))  # type: ignore[arg-type]
     assert three == pytest.approx(eight, rel=0.04) and nine > 1.5 * eight
 
 
 def test_images_in_nhwc_whose_channels_are_no_multiple_of_eight_are_copied_to_be_padded() -> None:
     """Both images of 60 channels are read once more, and written with 64."""
     spec = load_gpu("A100")
-    odd, even = (
-        convolution(in_channels=c, out_channels=c, layout=NHWC, input_size=56) for c in (60, 64)
-    )
+    odd, even = (large(in_channels=c, out_channels=c, layout=NHWC, input_size=56) for c in (60, 64))
     pixels = 2.0 * 128 * 56 * 56
     copied = pixels * 2.0 * (60 + 64) / LAYOUT_CONVERSION_SHARE / (1e3 * spec.peak_dram_gb_per_s())
     traffic = (
@@ -170,7 +144,7 @@ def test_images_in_nhwc_whose_channels_are_no_multiple_of_eight_are_copied_to_be
 
 
 def test_one_channel_a_group_does_not_fill_tensor_cores() -> None:
-    calls = convolution(in_channels=256, out_channels=256, groups=256, layout=NHWC)
+    calls = large(in_channels=256, out_channels=256, groups=256, layout=NHWC)
     shape = ConvShape.of(Dims(calls))
     spec = load_gpu("A100")
     moved = 2.0 * float((shape.inputs + shape.outputs)[0]) / (1e3 * spec.peak_dram_gb_per_s())
@@ -181,7 +155,7 @@ def test_one_channel_a_group_does_not_fill_tensor_cores() -> None:
 
 def test_a_small_card_throttles_in_long_convolutions() -> None:
     free = replace(load_gpu("T4"), tdp_w=300.0)
-    long, short = convolution(layout=NHWC, B=256), convolution(layout=NHWC, B=1)
+    long, short = large(layout=NHWC, B=256), large(layout=NHWC, B=1)
     assert kernel_us(long, "T4") > 1.4 * kernel_us(long, free)
     assert kernel_us(short, "T4") < 1.1 * kernel_us(short, free)
 
@@ -192,8 +166,8 @@ def test_a_small_card_throttles_in_long_convolutions() -> None:
 )
 def test_fp32_models_answer_no_convolution_of_tensor_cores(gpu: str, dtype: str) -> None:
     """Regression: some rows did not; the forward pass took 31 ms, the gradients 60 and 87 ms, for the same arithmetic."""
-    calls = pd.concat([convolution(family, dtype) for family in FAMILIES], ignore_index=True)
-    predictor = kernel_predictor(load_gpu(gpu), "auto", None)
+    calls = pd.concat([large(family, dtype) for family in CONVOLUTIONS], ignore_index=True)
+    predictor = shipped(gpu)
     found = predictor.predict(calls)
     assert list(found["evidence"]) == ["roofline"] * 3
     assert found["kernel_us"].max() < 1.25 * found["kernel_us"].min()
@@ -203,18 +177,18 @@ def test_fp32_models_answer_no_convolution_of_tensor_cores(gpu: str, dtype: str)
 
 
 def test_winograd_in_fp32_is_taken_where_a_card_has_little_tf32() -> None:
-    predictor = kernel_predictor(load_gpu("RTX3090"), "auto", None)
-    for family in FAMILIES:
-        calls = convolution(family, "tf32")
+    predictor = shipped("RTX3090")
+    for family in CONVOLUTIONS:
+        calls = large(family, "tf32")
         fp32, tf32 = (predictor.predict(calls.assign(dtype=d)).iloc[0] for d in ("fp32", "tf32"))
         assert tf32["kernel_us"] == pytest.approx(fp32["kernel_us"])
         assert fp32["kernel_us"] < predictor.physics.kernel_us(family, calls)[0]
 
 
 def test_rows_of_both_kinds_keep_their_own_answers() -> None:
-    predictor = kernel_predictor(load_gpu("A100"), "auto", None)
-    for family in FAMILIES:
-        half, full = convolution(family), convolution(family, "fp32")
+    predictor = shipped("A100")
+    for family in CONVOLUTIONS:
+        half, full = large(family), large(family, "fp32")
         mixed = predictor.predict(pd.concat([half, full], ignore_index=True))["kernel_us"]
         alone = [predictor.predict(calls)["kernel_us"].iloc[0] for calls in (half, full)]
         assert list(mixed) == pytest.approx(alone)
@@ -222,7 +196,7 @@ def test_rows_of_both_kinds_keep_their_own_answers() -> None:
 
 @settings(max_examples=60)
 @given(
-    family=st.sampled_from(FAMILIES),
+    family=st.sampled_from(CONVOLUTIONS),
     dtype=st.sampled_from(["fp16", "tf32"]),
     layout=st.sampled_from([None, NHWC]),
     gpu=st.sampled_from(["A100", "H100", "RTX3090", "A10", "L4"]),
@@ -248,7 +222,7 @@ def test_more_of_any_figure_never_slows(
     stride: int,
 ) -> None:
     spec = load_gpu(gpu)
-    calls = convolution(
+    calls = large(
         family,
         dtype,
         layout,

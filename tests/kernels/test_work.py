@@ -3,12 +3,11 @@
 import pandas as pd
 import pytest
 
-from pipeline.answers.who_answers import kernel_predictor
 from pipeline.errors import UnknownNameError
 from pipeline.families import family, work_of
 from pipeline.families.conv_shape import ConvShape
 from pipeline.families.dims import Dims
-from pipeline.hardware.find_gpu import load_gpu
+from tests.kernels.shipped import shipped
 
 
 def one(**values):
@@ -71,7 +70,7 @@ def test_an_unknown_family_lists_the_choices():
 )
 def test_fp64_products_take_their_arithmetic_at_the_rate_of_fp64(gpu: str, tera: float) -> None:
     table = one(family="gemm", op="mm", B=1, M=4096, N=4096, K=4096).assign(dtype="fp64")
-    found = kernel_predictor(load_gpu(gpu), "auto", None).predict(table).iloc[0]
+    found = shipped(gpu).predict(table).iloc[0]
     assert (
         1.0 < found["kernel_us"] / (2 * 4096**3 / tera / 1e6) < 1.3
         and found["evidence"] == "roofline"
@@ -96,7 +95,7 @@ def test_fp64_convolutions_take_their_arithmetic_outside_tensor_cores(
     }
     table = one(family=family, op="conv", **shape).assign(dtype="fp64")
     for gpu, tera in (("T4", 8.1 / 32), ("P100", 4.65), ("A100", 9.7)):
-        found = kernel_predictor(load_gpu(gpu), "auto", None).predict(table).iloc[0]
+        found = shipped(gpu).predict(table).iloc[0]
         assert found["kernel_us"] > ConvShape.of(Dims(table)).flops[0] / tera / 1e6
 
 
@@ -106,7 +105,7 @@ def test_other_kernels_in_fp64_take_their_arithmetic_at_the_rate_of_fp64(
 ) -> None:
     """Products of 64 vectors of 64 elements with each other: 63 FLOP for each element, at a 32nd and a 64th of the rate of fp32."""
     table = one(family="interaction", op="fused", B=4096, F=64, D=64).assign(dtype="fp64")
-    found = kernel_predictor(load_gpu(gpu), "auto", None).predict(table).iloc[0]
+    found = shipped(gpu).predict(table).iloc[0]
     assert 1.0 < found["kernel_us"] / (work_of("interaction", table).flops[0] / tera / 1e6) < 1.3
 
 
@@ -123,5 +122,5 @@ def test_frames_of_a_ctc_loss_follow_each_other() -> None:
             "T": [512, 1024],
         }
     )
-    short, long = kernel_predictor(load_gpu("A100"), "auto", None).predict(table)["kernel_us"]
+    short, long = shipped("A100").predict(table)["kernel_us"]
     assert 1116 - 656 < long - short < 1894 - 1008

@@ -54,14 +54,13 @@ def observed(samples: pd.DataFrame, kind: str, name: str) -> list[float]:
 
 def test_the_five_types_are_what_the_drawing_shows(tmp_path: Path) -> None:
     samples = extract_overheads(load_trace(write(tmp_path, EVENTS)), "drawn")
-    assert observed(samples, "T2", "aten::mm") == [3]
-    assert observed(samples, "T5", "aten::mm") == [4]
-    assert observed(samples, "T3", "aten::mm") == [6]
-    assert observed(samples, "T4", "aten::mm") == [2, 3]
-    assert observed(samples, "T5", "aten::view") == [7]
-    assert observed(samples, "T1", "aten::view") == [5]
     backward = "autograd::engine::evaluate_function: MmBackward0"
-    assert observed(samples, "T1", backward) == [10] and observed(samples, "T3", backward) == [6]
+    for name, drawn in (
+        ("aten::mm", {"T2": [3], "T5": [4], "T3": [6], "T4": [2, 3]}),
+        ("aten::view", {"T5": [7], "T1": [5]}),
+        (backward, {"T1": [10], "T3": [6]}),
+    ):
+        assert {kind: observed(samples, kind, name) for kind in drawn} == drawn
     assert samples.loc[samples["op"] == backward, "signature"].str.startswith("thread 0>1").any()
     to_arrow(samples, "overhead_samples")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,10 +13,14 @@ import pandas as pd
 import pytest
 
 from evaluation.pages import chromium
-from pipeline.prediction import Prediction
+from pipeline.answers.engine import engine
+from pipeline.question.question import ask
 from pipeline.show.figures.gallery import Artifacts
+from pipeline.simulate.timeline_page import write_timeline
 from pipeline.summary_rows import predictions_of, summary_row
-from tests.show.test_roofline import step
+from tests.predictions import predicted
+from tests.show.test_roofline import step as rooflined_step
+from tests.show.timelines import Event, Step
 
 
 @pytest.fixture
@@ -27,15 +32,13 @@ def summary() -> pd.DataFrame:
             step = max(active, host) + 200.0
             rows.append(
                 summary_row(
-                    Prediction(
+                    predicted(
+                        step,
                         gpu=gpu,
                         model="dlrm_default",
-                        variant="default",
                         batch_size=batch,
-                        predicted_us=step,
                         active_us=active,
                         host_us=host,
-                        p10_us=0.9 * step,
                         p90_us=1.2 * step,
                         memory_bytes=2 << 30,
                         fits=batch < 2048 or gpu == "V100",
@@ -98,7 +101,7 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
         models.append(("V100", folder))
     network = summary.head(1).assign(model="resnet50", measured_us=None, error=None)
     faster, slower = predictions_of(summary)[1::2]
-    faster = replace(faster, calls=step().calls, arithmetic=step().arithmetic)
+    faster = replace(faster, calls=rooflined_step().calls, arithmetic=rooflined_step().arithmetic)
     return Artifacts(
         pd.concat([summary, network], ignore_index=True),
         observations,
@@ -114,3 +117,21 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
         pytest.skip("no chromium on this machine (apt-get install chromium)")
     with chromium.running(tmp_path_factory.mktemp("browser")) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def step() -> Step:
+    """A small step, predicted from shipped models."""
+    question = ask(["gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10"])
+    answer = engine(None).predict_one(question)
+    assert answer.prediction is not None and answer.timeline is not None
+    return Step(answer.prediction, answer.timeline, answer.calls)
+
+
+@pytest.fixture(scope="session")
+def events(step: Step, tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
+    """The events of its timeline, as a file holds them."""
+    path = tmp_path_factory.mktemp("trace") / "timeline.json.gz"
+    write_timeline(step.timeline, path, step.calls)
+    found: list[Event] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return found

@@ -20,25 +20,16 @@ from pipeline import cli
 from pipeline.answers.engine import Answer
 from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
-from pipeline.prediction import Prediction
 from pipeline.question.question import Question, expand
 from pipeline.schemas import write_table
 from pipeline.summary_rows import summary_row
+from tests.commands import Steptime, python
+from tests.predictions import predicted
 
 
 def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNamespace]:
     """In place of `engine`: gives these answers."""
     return lambda **results: SimpleNamespace(predict=lambda questions: map(answer, questions))
-
-
-def run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["steptime", *words])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    shown = capsys.readouterr()
-    return int(stop.value.code or 0), shown.out, shown.err
 
 
 @pytest.mark.parametrize(
@@ -51,14 +42,6 @@ def run(
         (
             ("predict", "--gpu", "V100"),
             "No such option: --gpu (overrides have no dashes: write gpu=V100)",
-        ),
-        (
-            ("predict", "-g", "V100"),
-            "No such option: -g (overrides have no dashes: write gpu=V100)",
-        ),
-        (
-            ("compare", "--gpus", "V100"),
-            "No such option: --gpus (overrides have no dashes: write gpu=V100)",
         ),
         (
             ("compare", "-m", "gpu=V100,T4"),
@@ -81,10 +64,6 @@ def run(
             ("replay", "a.json", "--timeline", "step.gif"),
             "--timeline step.gif: give a name that ends in .html",
         ),
-        (
-            ("predict", "--dtype", "fp16"),
-            "No such option: --dtype (overrides have no dashes: write model.dtype=fp16)",
-        ),
         (("gpus", "--gpu", "V100"), "No such option: --gpu (steptime gpus --help)"),
         (("predict", "--batch-size=64"), "write batch_size=64"),
         (("compare", "--model.dtype", "fp16"), "write model.dtype=fp16"),
@@ -95,6 +74,7 @@ def run(
             "overrides come before options of Snakemake: steptime run gpu=V100 --dry-run",
         ),
         (("predit",), "Did you mean 'predict'"),
+        (("gpu",), "Did you mean 'gpus'"),
         (("replay", "nowhere.json"), "nowhere.json: no such file"),
         (("replay", "a.json", "--rank", "./a.json"), "given twice"),
         (
@@ -108,57 +88,44 @@ def run(
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    words: tuple[str, ...],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...], said: str, steptime: Steptime
 ) -> None:
-    code, out, err = run(capsys, monkeypatch, *words)
+    code, out, err = steptime(*words)
     assert (code, out) == (2, "")
     assert said in err and err.count("\n") == 1 and err.startswith("steptime: ")
 
 
 def test_predict_writes_the_timeline_that_its_numbers_come_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, steptime: Steptime
 ) -> None:
     words = ("predict", "gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10")
     page = tmp_path / "step.html"
-    code, out, err = run(capsys, monkeypatch, *words, "--timeline", str(page), "--json")
-    predicted = json.loads(out)
+    code, out, err = steptime(*words, "--timeline", str(page), "--json")
+    told = json.loads(out)
     assert (code, err) == (0, "")
     _, _, rest = page.read_text().partition('<script id="data" type="application/json">')
     (step,) = json.loads(rest.partition("</script>")[0])["steps"]
-    assert step["step_us"] == pytest.approx(predicted["predicted_us"], abs=1e-3)
-    assert step["active_us"] == pytest.approx(predicted["active_us"], abs=1e-3)
-    assert run(capsys, monkeypatch, *words, "--timeline", str(page))[1].endswith(
-        f"timeline: {page}\n"
-    )
+    assert step["step_us"] == pytest.approx(told["predicted_us"], abs=1e-3)
+    assert step["active_us"] == pytest.approx(told["active_us"], abs=1e-3)
+    assert steptime(*words, "--timeline", str(page))[1].endswith(f"timeline: {page}\n")
 
 
-def test_a_timeline_that_cannot_be_written_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_timeline_that_cannot_be_written_is_one_line(tmp_path: Path, steptime: Steptime) -> None:
     (tmp_path / "file").touch()
     words = ("predict", "gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10")
-    code, out, err = run(
-        capsys, monkeypatch, *words, "--timeline", str(tmp_path / "file" / "step.html")
-    )
+    code, out, err = steptime(*words, "--timeline", str(tmp_path / "file" / "step.html"))
     assert code != 0 and out == "" and err.startswith("steptime: ") and err.count("\n") == 1
 
 
-def test_help_and_version_name_the_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, _ = run(capsys, monkeypatch, "--help")
+def test_help_and_version_name_the_command(steptime: Steptime) -> None:
+    code, out, _ = steptime("--help")
     assert code == 0 and "Usage: steptime " in out and "__main__" not in out
-    code, out, _ = run(capsys, monkeypatch, "--version")
+    code, out, _ = steptime("--version")
     assert code == 0 and out.startswith("steptime ")
 
 
-def test_the_help_groups_the_commands(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, out, _ = run(capsys, monkeypatch, "--help")
+def test_the_help_groups_the_commands(steptime: Steptime) -> None:
+    _, out, _ = steptime("--help")
     places = [
         out.index(name)
         for name in ("Ask", "predict ", "Look", "gpus ", "Search", "plan ", "Measure", "Pipeline")
@@ -166,26 +133,24 @@ def test_the_help_groups_the_commands(
     assert places == sorted(places)
 
 
-def test_a_comparison_as_csv_has_the_rows_of_its_json(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_as_csv_has_the_rows_of_its_json(steptime: Steptime) -> None:
     words = ("compare", "gpu=V100,T4", "model=dlrm_small", "batch_size=64")
-    rows = json.loads(run(capsys, monkeypatch, *words, "--json")[1])["predictions"]
-    table = pd.read_csv(io.StringIO(run(capsys, monkeypatch, *words, "--csv")[1]))
+    rows = json.loads(steptime(*words, "--json")[1])["predictions"]
+    table = pd.read_csv(io.StringIO(steptime(*words, "--csv")[1]))
     assert table["gpu"].tolist() == ["V100", "T4"]
     assert table["predicted_us"].tolist() == pytest.approx([row["predicted_us"] for row in rows])
     assert json.loads(table["evidence"][0]) == rows[0]["evidence"]
 
 
 def test_a_summary_is_found_by_its_results_folder_or_its_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steptime: Steptime
 ) -> None:
-    prediction = Prediction(
-        "V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0
+    prediction = predicted(
+        100.0, batch_size=8, active_us=90.0, host_us=50.0, memory_bytes=1, evidence={"pack": 1.0}
     )
     write_table(summary_row(prediction), tmp_path / "summary.parquet", "summary", {})
     told = [
-        run(capsys, monkeypatch, "summary", where, "--json")
+        steptime("summary", where, "--json")
         for where in (f"results={tmp_path}", str(tmp_path / "summary.parquet"), str(tmp_path))
     ]
     assert told[0] == told[1] == told[2] and told[0][0] == 0
@@ -193,45 +158,22 @@ def test_a_summary_is_found_by_its_results_folder_or_its_file(
     monkeypatch.chdir(tmp_path)
     Path("results").mkdir()
     (tmp_path / "summary.parquet").rename("results/summary.parquet")
-    assert run(capsys, monkeypatch, "summary", "--json")[1] == told[0][1]
+    assert steptime("summary", "--json")[1] == told[0][1]
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "3", '{"pack": [1]}', "null"])
 def test_a_damaged_row_of_a_summary_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
+    tmp_path: Path, text: str, steptime: Steptime
 ) -> None:
-    prediction = Prediction(
-        "V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0
+    prediction = predicted(
+        100.0, batch_size=8, active_us=90.0, host_us=50.0, memory_bytes=1, evidence={"pack": 1.0}
     )
     row = summary_row(prediction)
     write_table(
         row.assign(evidence=text, warnings="[3]"), tmp_path / "summary.parquet", "summary", {}
     )
-    code, _, err = run(capsys, monkeypatch, "summary", str(tmp_path))
+    code, _, err = steptime("summary", str(tmp_path))
     assert code == 2 and "summary.parquet: row 0 is damaged" in err and err.count("\n") == 1
-
-
-def test_catalogues_are_one_json_object(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, err = run(capsys, monkeypatch, "gpus", "--json")
-    assert (code, err) == (0, "")
-    assert {"V100", "local"} <= {row["gpu"] for row in json.loads(out)["rows"]}
-
-
-def test_our_warnings_are_one_line_and_those_of_libraries_are_silent(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    import warnings
-
-    from pipeline.errors import SteptimeWarning, show_warning
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = show_warning
-        warnings.warn("a.parquet: 1 of 480 samples\ndropped", SteptimeWarning, stacklevel=1)
-        warnings.warn("internal matters", RuntimeWarning, stacklevel=1)
-    assert capsys.readouterr().err == "steptime: warning: a.parquet: 1 of 480 samples dropped\n"
 
 
 def test_an_interrupt_ends_in_one_line_and_130() -> None:
@@ -261,37 +203,29 @@ def test_an_encoding_without_our_signs_shows_a_table_with_plain_ones() -> None:
         " 'model=dlrm_small']; main()"
     )
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
+    done = python(code, env=environment)
     assert (done.returncode, done.stderr) == (0, "") and "dlrm_small" in done.stdout
     assert "> host-bound" in done.stdout and "##" in done.stdout and "?" not in done.stdout
     assert len({len(line) for line in done.stdout.splitlines()}) == 1  # the frame is straight
 
 
-def test_a_replay_says_where_it_wrote_the_timeline(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_replay_says_where_it_wrote_the_timeline(tmp_path: Path, steptime: Steptime) -> None:
     trace, out = (
         project_dir() / "tests/trace/golden/drawn_gpu/input/kineto.json.gz",
         tmp_path / "timeline.json.gz",
     )
-    code, shown, _ = run(capsys, monkeypatch, "replay", str(trace), "--timeline", str(out))
+    code, shown, _ = steptime("replay", str(trace), "--timeline", str(out))
     assert code == 0 and out.is_file() and f"predicted timeline -> {out}" in shown and "µs" in shown
     said = r"step \S+ ms predicted, \S+ ms measured: ([\d.]+% (short|long)|less than 0.01% off)"
     assert re.match(said, shown), "the verdict comes first"
-    told = json.loads(
-        run(capsys, monkeypatch, "replay", str(trace), "--timeline", str(out), "--json")[1]
-    )
+    told = json.loads(steptime("replay", str(trace), "--timeline", str(out), "--json")[1])
     assert told["timeline"] == str(out)
 
 
 def test_a_comparison_in_json_names_the_currency_of_its_costs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steptime: Steptime
 ) -> None:
-    step = Prediction(
-        "V100", "dlrm_small", "default", 100, 1e6, 1e6, 0.0, 1e6, 1e6, 0, True, {}, {}, 0.0
-    )
+    step = predicted(1e6, model="dlrm_small", batch_size=100, host_us=0.0, p10_us=1e6, p90_us=1e6)
     monkeypatch.setattr(cli, "engine", answering(lambda question: Answer(question, step)))
     monkeypatch.setattr(cli, "estimated_largest_batch", lambda question, memory_bytes: 4)
     table = (
@@ -300,7 +234,7 @@ def test_a_comparison_in_json_names_the_currency_of_its_costs(
     )
     (tmp_path / "prices.yaml").write_text(table)
     monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))
-    code, out, _ = run(capsys, monkeypatch, "compare", "gpu=V100", "model=dlrm_small", "--json")
+    code, out, _ = steptime("compare", "gpu=V100", "model=dlrm_small", "--json")
     answer = json.loads(out)
     row, price = answer["predictions"][0], answer["prices"][0]
     assert (
@@ -313,9 +247,7 @@ def test_a_comparison_in_json_names_the_currency_of_its_costs(
         pytest.approx(1e5),
     )
     monkeypatch.setenv("STEPTIME_PRICES", "none")
-    answer = json.loads(
-        run(capsys, monkeypatch, "compare", "gpu=V100", "model=dlrm_small", "--json")[1]
-    )
+    answer = json.loads(steptime("compare", "gpu=V100", "model=dlrm_small", "--json")[1])
     assert "prices" not in answer and "currency" not in answer["predictions"][0]
 
 
@@ -331,25 +263,9 @@ def test_a_prediction_does_not_load_the_other_commands() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("wrong", "meant"), [("gpu", "gpus"), ("predit", "predict"), ("replai", "replay")]
-)
-def test_a_misspelt_command_is_answered_by_the_nearest_one(wrong: str, meant: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", wrong], capture_output=True, text=True, check=False
-    )
-    assert (
-        done.returncode == 2
-        and f"Did you mean '{meant}'" in done.stderr
-        and done.stderr.count("\n") == 1
-    )
-
-
-def test_each_row_of_a_comparison_in_json_says_which_options_it_has(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_row_of_a_comparison_in_json_says_which_options_it_has(steptime: Steptime) -> None:
     given = ("gpu=V100,P100", "model=dlrm_small", "batch_size=8", "model.dtype=fp32,bf16")
-    code, out, _ = run(capsys, monkeypatch, "compare", *given, "--json")
+    code, out, _ = steptime("compare", *given, "--json")
     answer = json.loads(out)
     options = {(row["gpu"], *row["overrides"]) for row in answer["predictions"]}
     assert code == 0
@@ -363,15 +279,12 @@ def test_each_row_of_a_comparison_in_json_says_which_options_it_has(
 
 @pytest.mark.parametrize("command", ["predict", "compare"])
 def test_a_results_folder_that_does_not_exist_is_refused(
-    command: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, tmp_path: Path, steptime: Steptime
 ) -> None:
     given = ("gpu=V100", "model=dlrm_small", "batch_size=8")
-    code, _, err = run(capsys, monkeypatch, command, *given, f"results={tmp_path / 'none'}")
+    code, _, err = steptime(command, *given, f"results={tmp_path / 'none'}")
     assert code == 2 and "no such folder" in err and err.count("\n") == 1
-    assert run(capsys, monkeypatch, command, *given, f"results={tmp_path}")[0] == 0
+    assert steptime(command, *given, f"results={tmp_path}")[0] == 0
 
 
 def test_a_misspelt_results_gets_its_name() -> None:
@@ -385,10 +298,8 @@ def test_true_and_false_are_shown_as_they_are_written() -> None:
 
 
 @pytest.mark.parametrize("words", [("predict", "gpu=V10"), ("compare", "--gpus", "V100")])
-def test_errors_are_json_where_answers_would_be(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
-    code, out, err = run(capsys, monkeypatch, *words, "--json")
+def test_errors_are_json_where_answers_would_be(words: tuple[str, ...], steptime: Steptime) -> None:
+    code, out, err = steptime(*words, "--json")
     assert (code, err) == (2, f"steptime: {json.loads(out)['error']}\n")
     assert json.loads(out)["exit_code"] == code
-    assert run(capsys, monkeypatch, *words)[1] == ""
+    assert steptime(*words)[1] == ""

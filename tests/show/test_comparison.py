@@ -24,22 +24,21 @@ from pipeline.prices import Order, in_order
 from pipeline.question.question import Question, expand
 from pipeline.schemas import read_table
 from pipeline.show.comparison import Comparison
+from tests.commands import Steptime
+from tests.predictions import predicted
 
-STEP = Prediction(
-    "V100",
-    "custom",
-    "v0123456789",
-    2048,
+STEP = predicted(
     8000.0,
-    6000.0,
-    3000.0,
-    7500.0,
-    9000.0,
-    2 << 30,
-    True,
-    {"pack": 0.9, "roofline": 0.1},
-    {"shared": 1.0},
-    0.0,
+    model="custom",
+    variant="v0123456789",
+    batch_size=2048,
+    active_us=6000.0,
+    host_us=3000.0,
+    p10_us=7500.0,
+    p90_us=9000.0,
+    memory_bytes=2 << 30,
+    evidence={"pack": 0.9, "roofline": 0.1},
+    host_evidence={"shared": 1.0},
     overrides=("model.target=my_module:make_step", "model.options.width=512"),
 )
 
@@ -177,14 +176,14 @@ def test_steps_on_several_gpus_keep_what_the_exchange_costs(width: int) -> None:
 
 
 def test_the_largest_batch_is_that_of_a_prediction_or_marked_as_an_estimate(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    steptime: Steptime,
 ) -> None:
     """A GPU with 1 GiB: a batch that does not fit is searched for exactly, as in `predict`; otherwise two digits."""
     words = ("compare", "gpu=V100", "model=dlrm_small", "gpu.memory_gib=1", "--json")
-    both = json.loads(run(capsys, monkeypatch, *words, "batch_size=64,100000")[1])
+    both = json.loads(steptime(*words, "batch_size=64,100000")[1])
     exact = next(p["largest_batch"] for p in both["predictions"] if not p["fits"])
     assert list(both["largest_batch"].values()) == [exact] and both["largest_batch_estimated"] == []
-    one = json.loads(run(capsys, monkeypatch, *words, "batch_size=64")[1])
+    one = json.loads(steptime(*words, "batch_size=64")[1])
     assert one["largest_batch_estimated"] == list(one["largest_batch"])
     assert list(one["largest_batch"].values()) == [first_digits(exact)]
 
@@ -247,18 +246,8 @@ def test_the_cheapest_has_a_star_of_its_own() -> None:
     assert lines[-1] == "EUR per hour (mine, here), 2026-01-15: V100 2, T4 0.5"
 
 
-def run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["steptime", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
-
-
 def test_a_failing_point_does_not_end_the_grid(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, steptime: Steptime
 ) -> None:
     def answer(question: Question) -> Answer:
         if question.gpu.name == "P100":
@@ -268,21 +257,21 @@ def test_a_failing_point_does_not_end_the_grid(
     monkeypatch.setattr(cli, "engine", answering(answer))
     monkeypatch.setattr(cli, "estimated_largest_batch", lambda question, memory_bytes: 4)
     grid = ("compare", "gpu=P100,V100", "model=dlrm_small")
-    code, out, _ = run(capsys, monkeypatch, *grid, "--json")
+    code, out, _ = steptime(*grid, "--json")
     facts = json.loads(out)
     assert code == 0 and [p["gpu"] for p in facts["predictions"]] == ["V100"]
     assert [(each["gpu"], each["reason"]) for each in facts["unpredicted"]] == [
         ("P100", "no bf16 there")
     ]
-    assert "no prediction for dlrm_small on P100" in run(capsys, monkeypatch, *grid)[1]
-    assert run(capsys, monkeypatch, "compare", "gpu=P100", "model=dlrm_small")[::2] == (
+    assert "no prediction for dlrm_small on P100" in steptime(*grid)[1]
+    assert steptime("compare", "gpu=P100", "model=dlrm_small")[::2] == (
         2,
         "steptime: no bf16 there\n",
     )
 
 
 def test_a_grid_is_written_in_groups_of_rows(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steptime: Steptime
 ) -> None:
     """Points without a prediction have a row with the reason; the file exists only when all is written."""
     out = tmp_path / "grid.parquet"
@@ -296,7 +285,7 @@ def test_a_grid_is_written_in_groups_of_rows(
     monkeypatch.setattr(cli, "engine", answering(answer))
     monkeypatch.setattr(answer_files, "ROWS_IN_GROUP", 2)
     grid = ("compare", "gpu=V100", "model=dlrm_small", "batch_size=1,2,3,4,5", "--out", str(out))
-    code, text, err = run(capsys, monkeypatch, *grid, "--json")
+    code, text, err = steptime(*grid, "--json")
     assert (code, err, json.loads(text)) == (
         0,
         "",
@@ -325,20 +314,14 @@ def test_a_grid_that_is_broken_off_leaves_the_file_as_it_was(tmp_path: Path) -> 
     ]
 
 
-def test_an_order_by_cost_needs_prices(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_order_by_cost_needs_prices(monkeypatch: pytest.MonkeyPatch, steptime: Steptime) -> None:
     monkeypatch.setenv("STEPTIME_PRICES", "none")
-    code, _, err = run(
-        capsys, monkeypatch, "compare", "gpu=V100,T4", "model=dlrm_small", "--sort", "cost"
-    )
+    code, _, err = steptime("compare", "gpu=V100,T4", "model=dlrm_small", "--sort", "cost")
     assert code == 2 and "none of these GPUs has a price" in err
 
 
-def test_a_workload_lists_its_options_with_values(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, _ = run(capsys, monkeypatch, "models", "dlrm_default", "--json")
+def test_a_workload_lists_its_options_with_values(steptime: Steptime) -> None:
+    code, out, _ = steptime("models", "dlrm_default", "--json")
     found = {row["option"]: row for row in json.loads(out)["rows"]}
     assert (
         code == 0
@@ -349,8 +332,8 @@ def test_a_workload_lists_its_options_with_values(
     assert found["model.copies"]["what"].startswith("how a batch reaches the GPU")
     assert not {"model.name", "model.architecture"} & found.keys()
     for model in ("custom", "gnmt", "dcgan", "dlrm_open_source"):
-        assert run(capsys, monkeypatch, "models", model)[0] == 0
-    assert "did you mean 'gnmt'" in run(capsys, monkeypatch, "models", "gnmtt")[2]
+        assert steptime("models", model)[0] == 0
+    assert "did you mean 'gnmt'" in steptime("models", "gnmtt")[2]
 
 
 def test_a_comparison_prints_as_the_command_does() -> None:

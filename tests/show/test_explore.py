@@ -19,27 +19,22 @@ from pipeline.cli import app
 from pipeline.prediction import Prediction
 from pipeline.prices import prices_of
 from pipeline.show.explore_page import SCRIPT, page_points, policy_of, write_page
+from tests.predictions import predicted
 
 GIB = 1 << 30
 
 
 def point(gpu: str, batch: int, ms: float, **others: Any) -> Prediction:
     """A step of a model whose batch of 1,024 does not fit a V100."""
-    fits = gpu != "V100" or batch < 1024
-    usual = {
-        "variant": "default",
-        "active_us": 800 * ms,
-        "host_us": 500 * ms,
-        "p10_us": 900 * ms,
-        "p90_us": 1100 * ms,
-        "memory_bytes": batch * GIB // 32,
-        "fits": fits,
-        "evidence": {},
-        "host_evidence": {},
-        "unmodelled_share": 0.0,
-    }
-    return Prediction(
-        gpu=gpu, model="m", batch_size=batch, predicted_us=1000 * ms, **{**usual, **others}
+    return predicted(
+        1000 * ms,
+        gpu=gpu,
+        batch_size=batch,
+        active_us=800 * ms,
+        host_us=500 * ms,
+        memory_bytes=batch * GIB // 32,
+        fits=gpu != "V100" or batch < 1024,
+        **others,
     )
 
 

@@ -8,26 +8,17 @@ import pytest
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
-from pipeline import compare, draw_steps, predict
+from pipeline import compare, draw_steps
 from pipeline.errors import SteptimeError, SteptimeWarning
-from pipeline.prediction import Prediction
+from tests.predictions import predicted
 from tests.show.figure_texts import problems
 
-STEP = Prediction(
-    "V100",
-    "m",
-    "dtype-fp16",
-    64,
+STEP = predicted(
     10_000.0,
-    6_000.0,
-    9_000.0,
-    9_000.0,
-    12_000.0,
-    0,
-    True,
-    {},
-    {},
-    0.0,
+    variant="dtype-fp16",
+    active_us=6_000.0,
+    host_us=9_000.0,
+    p90_us=12_000.0,
     families_us={"gemm": 4_000.0, "concat": 2_000.0},
     bound="host",
     overrides=("model.dtype=fp16",),
@@ -71,17 +62,6 @@ def test_overlapping_kernels_and_small_families_still_add_up_to_the_step() -> No
         10.0
     )
     assert shown["family0"] / shown["family5"] == pytest.approx(2.0)
-
-
-def test_a_prediction_plots_its_own_step() -> None:
-    p = predict(gpu="T4", model="dlrm_small", batch_size=64)
-    shown = bars(p.plot())
-    assert sum(ms for name, ms in shown.items() if name not in ("step", "host")) == pytest.approx(
-        p.predicted_us / 1000
-    )
-    assert shown["host"] == pytest.approx(p.host_us / 1000) and shown["idle"] == pytest.approx(
-        p.idle_us / 1000
-    )
 
 
 def test_a_comparison_is_a_table_a_figure_and_a_best() -> None:

@@ -16,6 +16,7 @@ from pipeline.show.figures.board import NARROW, check_file, headline_of, save_as
 from pipeline.show.figures.roofline import draw_roofline, kernels_of
 from pipeline.summary_rows import predictions_of, summary_row
 from steptime import predict
+from tests.predictions import predicted
 from tests.show.figure_texts import problems
 
 
@@ -48,21 +49,10 @@ CALLS = [
 
 
 def step(calls: list[dict[str, object]] = CALLS) -> Prediction:
-    return Prediction(
-        "GPU",
-        "m",
-        "default",
-        1,
+    return predicted(
         1e3,
-        1e3,
-        1e3,
-        9e2,
-        1.1e3,
-        0,
-        True,
-        {},
-        {},
-        0.0,
+        gpu="GPU",
+        batch_size=1,
         calls=pd.DataFrame(calls),
         arithmetic=Arithmetic(2e9, "fp32", {"fp32": 20.0, "fp16": 100.0}, 1000.0),
     )

@@ -13,15 +13,23 @@ import pytest
 
 from pipeline.errors import TableError
 from pipeline.paths import packs_dir
-from pipeline.prediction import Prediction
 from pipeline.schemas import write_table
 from pipeline.scripting import provenance
 from pipeline.show.run_hooks import ORDER, artifact_paths, date_now, predictions_in
 from pipeline.summary_rows import summary_row
+from tests.predictions import predicted
 
 PACK = {"pack": 1.0}
-PREDICTION = Prediction(
-    "V100", "dlrm_ddp", "default", 64, 4e3, 3e3, 1e3, 3e3, 5e3, 1 << 30, True, PACK, PACK, 0.0
+PREDICTION = predicted(
+    4e3,
+    model="dlrm_ddp",
+    active_us=3e3,
+    host_us=1e3,
+    p10_us=3e3,
+    p90_us=5e3,
+    memory_bytes=1 << 30,
+    evidence=PACK,
+    host_evidence=PACK,
 )
 
 

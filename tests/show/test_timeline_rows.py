@@ -3,60 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from pipeline.answers.engine import Answer, engine
-from pipeline.question.question import ask
 from pipeline.simulate import measured_rows
 from pipeline.simulate import timeline_events as predicted_rows
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.measured_rows import shifted_rows
 from pipeline.simulate.replay import replay
 from pipeline.simulate.step_rows import EARLIER, PID, idle_slices
-from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.timeline_events import timeline_events
 from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.load import load_trace
+from tests.show.timelines import Event, Step, slices
 from tests.simulate.programs import program
 from tests.simulate.programs import row as action
 from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 
-Event = dict[str, Any]
 
-
-@pytest.fixture(scope="module")
-def step() -> Answer:
-    """A small step, predicted from shipped models."""
-    return engine(None).predict_one(
-        ask(["gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10"])
-    )
-
-
-def timeline_of(step: Answer) -> Timeline:
-    assert step.timeline is not None
-    return step.timeline
-
-
-def events_of(step: Answer) -> list[Event]:
-    return timeline_events(timeline_of(step), step.calls)
-
-
-def slices(events: Sequence[Event], chosen: Callable[[Event], bool]) -> list[Event]:
-    return [event for event in events if event["ph"] == "X" and chosen(event)]
-
-
-def test_modules_lie_above_the_kernels_each_inside_the_one_that_holds_it(step: Answer) -> None:
-    modules = slices(events_of(step), lambda e: e["cat"] == "module")
+def test_modules_lie_above_the_kernels_each_inside_the_one_that_holds_it(
+    step: Step, events: list[Event]
+) -> None:
+    modules = slices(events, lambda e: e["cat"] == "module")
     assert {(e["pid"], e["tid"]) for e in modules} == {
         (predicted_rows.DEVICE_PID, predicted_rows.MODULES)
     }
-    assert min(timeline_of(step).program.streams) > predicted_rows.MODULES, (
+    assert min(step.timeline.program.streams) > predicted_rows.MODULES, (
         "rows are in the order of their ids"
     )
     names = [e["name"] for e in modules]
@@ -78,22 +53,20 @@ def test_modules_lie_above_the_kernels_each_inside_the_one_that_holds_it(step: A
             assert any(e["ts"] <= begin and end <= e["ts"] + e["dur"] + 1e-6 for e in above), path
     inside = [
         e
-        for e in slices(events_of(step), lambda e: e["cat"] == "kernel")
+        for e in slices(events, lambda e: e["cat"] == "kernel")
         if e["args"]["operator"] == "aten::linear"
     ]
     first = next(e for e in modules if e["name"] == "Dlrm.bottom.0")
     assert first["ts"] == inside[0]["ts"]
 
 
-def test_a_kernel_says_its_interval_and_its_evidence(step: Answer) -> None:
-    calls = step.whole().calls
+def test_a_kernel_says_its_interval_and_its_evidence(step: Step, events: list[Event]) -> None:
+    calls = step.prediction.calls
     assert calls is not None
-    (first, *_) = slices(
-        events_of(step), lambda e: e["cat"] == "kernel" and e["name"].startswith("gemm")
-    )
+    (first, *_) = slices(events, lambda e: e["cat"] == "kernel" and e["name"].startswith("gemm"))
     call = calls.query(f"call == {first['args']['call']}").iloc[0]
     assert first["args"]["p10 to p90"] == f"{call['p10_us']:.3g} to {call['p90_us']:.3g} µs"
-    assert first["args"]["evidence"] == call["evidence"] in step.whole().evidence
+    assert first["args"]["evidence"] == call["evidence"] in step.prediction.evidence
 
 
 def test_work_of_the_step_before_is_not_idle() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pipeline.prediction import Prediction
 from pipeline.schemas import write_table
 from pipeline.summary_rows import summary_row
-from tests.simulate.test_trace_commands import steps, steptime
+from tests.commands import Steptime
+from tests.predictions import predicted
+from tests.simulate.test_trace_commands import steps
 
 SMALL = "model=dlrm_small batch_size=64 predict.draws=10"
 LONG = "gpu=A100-SXM4-80GB,H100-PCIe"
@@ -46,21 +47,19 @@ COPIED = re.compile(r"   steptime |\[\d+\] ")
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("tables")
-    step = Prediction(
-        "A100-SXM4-80GB",
-        "dlrm_open_source",
-        "v0123456789",
-        2048,
+    step = predicted(
         8000.0,
-        6000.0,
-        3000.0,
-        7500.0,
-        9000.0,
-        2 << 30,
-        True,
-        {"pack": 0.9, "roofline": 0.1},
-        {"shared": 1.0},
-        0.0,
+        gpu="A100-SXM4-80GB",
+        model="dlrm_open_source",
+        variant="v0123456789",
+        batch_size=2048,
+        active_us=6000.0,
+        host_us=3000.0,
+        p10_us=7500.0,
+        p90_us=9000.0,
+        memory_bytes=2 << 30,
+        evidence={"pack": 0.9, "roofline": 0.1},
+        host_evidence={"shared": 1.0},
         host="typical-2020",
         overrides=("model.target=my_module:make_step", "model.options.width=512"),
     )
@@ -93,12 +92,12 @@ def test_no_line_is_longer_than_the_terminal(
     command: str,
     width: int,
     places: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    steptime: Steptime,
 ) -> None:
     for name, value in {"COLUMNS": str(width), "FORCE_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
-    code, out, err = steptime(capsys, *command.format(**places).split())
+    code, out, err = steptime(*command.format(**places).split())
     lines = re.sub(r"\x1b\[[\d;]*m", "", out).splitlines()
     assert code == 0, err
     assert len(lines) >= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,27 @@ def row(kind: int = LAUNCH, **given: Any) -> dict[str, Any]:
         "item": None,
         **given,
     }
+
+
+def drawn_rows(
+    rng: np.random.Generator,
+    count: int,
+    kinds: Sequence[int] = (HOST, LAUNCH, LAUNCH, LAUNCH, SYNC),
+    streams: int = 1,
+    threads: int = 1,
+    blocking: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Rows of random kinds with times of some us, on random streams and threads; a share of the launches blocks."""
+    return [
+        row(
+            int(rng.choice(kinds)),
+            **{name: rng.exponential(3) for name in ("lead", "gap", "api", "tail", "latency")},
+            stream=int(rng.integers(0, streams)),
+            thread=int(rng.integers(0, threads)),
+            blocking=bool(rng.random() < blocking),
+        )
+        for _ in range(count)
+    ]
 
 
 def program(*rows: dict[str, Any], backlog: tuple[float, ...] = (), **given: Any) -> Program:

@@ -8,7 +8,7 @@ import pytest
 from pipeline import predict
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program_changes import device_bound_from, on_host
-from tests.simulate.programs import HOST, LAUNCH, SYNC, program, row
+from tests.simulate.programs import HOST, LAUNCH, SYNC, drawn_rows, program, row
 
 
 def test_a_step_that_can_be_added_up() -> None:
@@ -31,17 +31,7 @@ def test_a_step_without_device_time_stays_host_bound() -> None:
 @pytest.mark.parametrize("seed", range(15))
 def test_the_speed_is_the_smallest(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    rows = [
-        row(
-            int(rng.choice([HOST, LAUNCH, LAUNCH, SYNC])),
-            lead=rng.exponential(9),
-            gap=rng.exponential(9),
-            api=rng.exponential(5),
-            tail=rng.exponential(5),
-            stream=int(rng.integers(0, 2)),
-        )
-        for _ in range(30)
-    ]
+    rows = drawn_rows(rng, 30, (HOST, LAUNCH, LAUNCH, SYNC), streams=2)
     step = program(*rows)
     kernels = rng.exponential(6, step.call_count)
     speed = device_bound_from(step, kernels)

@@ -10,25 +10,9 @@ import pytest
 from pipeline import predict
 from pipeline.simulate.critical_path import simulate, step_times
 from pipeline.simulate.timeline import Timeline
-from tests.simulate.programs import HOST, LAUNCH, SYNC, program, row
+from tests.simulate.programs import HOST, LAUNCH, SYNC, drawn_rows, program, row
 
 REPEATS, SETTLED = 30, 20
-
-
-def random_rows(
-    rng: np.random.Generator, kinds: list[int], streams: int = 1
-) -> list[dict[str, Any]]:
-    return [
-        row(
-            int(rng.choice(kinds)),
-            lead=rng.exponential(3),
-            gap=rng.exponential(3),
-            api=rng.exponential(3),
-            tail=rng.exponential(3),
-            stream=int(rng.integers(0, streams)),
-        )
-        for _ in range(30)
-    ]
 
 
 def repeated_us(rows: list[dict[str, Any]], kernels: np.ndarray, host_scale: float = 1.0) -> float:
@@ -58,7 +42,7 @@ def test_a_step_of_a_loop_takes_as_long_as_one_of_many(
     seed: int, kernel_us: float, waits: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    rows = random_rows(rng, [LAUNCH] * 6 + [HOST] + [SYNC] * waits)
+    rows = drawn_rows(rng, 30, [LAUNCH] * 6 + [HOST] + [SYNC] * waits)
     kernels = rng.exponential(kernel_us, sum(one["kind"] == LAUNCH for one in rows))
     step = looped(rows, kernels)
     assert step.step_us[0] == pytest.approx(repeated_us(rows, kernels), rel=1e-9)
@@ -70,7 +54,7 @@ def test_a_step_of_a_loop_takes_as_long_as_one_of_many(
 @pytest.mark.parametrize("seed", range(5))
 def test_each_draw_is_a_step_of_its_own_loop(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    rows = random_rows(rng, [LAUNCH] * 6 + [HOST])
+    rows = drawn_rows(rng, 30, [LAUNCH] * 6 + [HOST])
     calls = sum(one["kind"] == LAUNCH for one in rows)
     times, scale = rng.exponential(12.0, (calls, 20)), rng.lognormal(0.0, 0.5, 20)
     for depth in (0, 20):
@@ -91,7 +75,7 @@ def test_two_streams_are_exact_without_waits_and_near_where_the_host_waits_for_o
     seed: int, kinds: list[int], off: float
 ) -> None:
     rng = np.random.default_rng(seed)
-    rows = random_rows(rng, [LAUNCH] * 6 + [HOST, *kinds], streams=2)
+    rows = drawn_rows(rng, 30, [LAUNCH] * 6 + [HOST, *kinds], streams=2)
     kernels = rng.exponential(12.0, sum(one["kind"] == LAUNCH for one in rows))
     assert looped(rows, kernels).step_us[0] == pytest.approx(repeated_us(rows, kernels), rel=off)
 

@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,22 +25,15 @@ from pipeline.simulate.replay_result import table
 from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
-from tests.trace.trace_drawing import annotation, api, kernel, launch, op, write
-
-
-def steps(count: int, stretch: float = 1.0) -> list[dict[str, Any]]:
-    """Equal iterations: an op of 20 us that launches a kernel of 10 us, and a gap of 5 us to an op of 8 us."""
-    events = []
-    for i in range(count):
-        at = 200 * i
-        events += [
-            annotation(f"ProfilerStep#{i}", at, at + 190),
-            op("aten::mm", at + 1, at + 1 + 20 * stretch),
-            launch(at + 4, at + 6, i + 1),
-            kernel("gemm", at + 9, at + 19, i + 1),
-            op("aten::view", at + 6 + 20 * stretch, at + 14 + 20 * stretch),
-        ]
-    return events
+from tests.trace.trace_drawing import (
+    annotation,
+    api,
+    equal_steps,
+    kernel,
+    launch,
+    op,
+    write,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +43,7 @@ def steps(count: int, stretch: float = 1.0) -> list[dict[str, Any]]:
 def test_iterations_are_split_as_documented(
     tmp_path: Path, count: int, split: str, evaluated: int
 ) -> None:
-    result = replay(write(tmp_path, steps(count)))
+    result = replay(write(tmp_path, equal_steps(count)))
     assert result.split == split and len(result.replayed) == evaluated
     assert result.as_dict()["error"] == pytest.approx(0.0, abs=1e-9)
 
@@ -59,7 +51,7 @@ def test_iterations_are_split_as_documented(
 def test_other_traces_give_the_statistics_and_every_iteration_counts(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    result = replay(write(tmp_path, steps(4)), [write(other, steps(1))])
+    result = replay(write(tmp_path, equal_steps(4)), [write(other, equal_steps(1))])
     assert result.split == "other traces" and len(result.replayed) == 4
 
 
@@ -67,28 +59,12 @@ def test_host_time_of_the_evaluated_iterations_is_not_used(tmp_path: Path) -> No
     # the target's op takes three times as long; statistics of the other trace must not know
     other = tmp_path / "other"
     other.mkdir()
-    figures = replay(write(tmp_path, steps(3, stretch=3.0)), [write(other, steps(3))]).as_dict()
+    figures = replay(
+        write(tmp_path, equal_steps(3, stretch=3.0)), [write(other, equal_steps(3))]
+    ).as_dict()
     assert figures["measured_us"] == pytest.approx(73.0) and figures[
         "predicted_us"
     ] == pytest.approx(33.0)
-
-
-def test_the_json_holds_what_the_contract_names(tmp_path: Path) -> None:
-    figures = replay(write(tmp_path, steps(4))).as_dict()
-    for key in (
-        "iterations",
-        "measured_us",
-        "predicted_us",
-        "error",
-        "active_measured_us",
-        "active_predicted_us",
-        "baselines",
-        "overheads",
-    ):
-        assert key in figures
-    json.dumps(figures)
-    assert figures["baselines"]["queued_and_kernels_us"] == pytest.approx(10.0)
-    assert figures["baselines"]["train_mean_us"] == pytest.approx(figures["measured_us"])
 
 
 def test_a_trace_without_operators_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -98,7 +74,7 @@ def test_a_trace_without_operators_is_refused_with_the_remedy(tmp_path: Path) ->
 
 def test_the_timeline_opens_beside_the_measured_trace(tmp_path: Path) -> None:
     out = tmp_path / "timeline.json.gz"
-    result = replay(write(tmp_path, steps(2)), timeline=out)
+    result = replay(write(tmp_path, equal_steps(2)), timeline=out)
     events = [
         e for e in json.loads(gzip.decompress(out.read_bytes()))["traceEvents"] if e["ph"] == "X"
     ]
@@ -156,7 +132,7 @@ def test_a_graph_takes_one_place_in_the_launch_queue(tmp_path: Path) -> None:
 
 
 def test_stamps_below_zero_are_stamps(tmp_path: Path) -> None:
-    events = steps(3)
+    events = equal_steps(3)
     plain = replay(write(tmp_path, events)).as_dict()
     earlier = [{**event, "ts": event["ts"] - 5000} for event in events]
     moved = replay(write(tmp_path, earlier)).as_dict()
@@ -167,7 +143,7 @@ def test_stamps_below_zero_are_stamps(tmp_path: Path) -> None:
 
 
 def test_gpu_work_that_nothing_is_tied_to_is_refused_not_left_out(tmp_path: Path) -> None:
-    events = steps(3)
+    events = equal_steps(3)
     for event in events:
         event["args"].pop("correlation", None)
     path = write(tmp_path, events)

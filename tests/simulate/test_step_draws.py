@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +12,7 @@ from pipeline.simulate import compiled_walk, critical_path, timeline
 from pipeline.simulate.critical_path import simulate, step_times
 from pipeline.simulate.program import Program
 from pipeline.simulate.program_changes import as_published
+from tests.commands import python
 from tests.simulate.programs import HOST, LAUNCH, SYNC, program, row
 
 
@@ -128,4 +127,4 @@ def test_a_small_step_does_not_load_the_compiler() -> None:
         f" import expand; engine().predict_one(expand({point!r})[0]).whole(); sys.exit('numba' in"
         " sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0
+    assert python(source).returncode == 0

@@ -38,14 +38,10 @@ def steps(count: int, slow: int = -1, speed: float = 1.0, idle: int = -1) -> lis
         events += [
             launch(begin, begin + 6 * speed, i + 1),
             kernel("gemm", begin + 8, begin + 18, i + 1),
-            op(
-                "aten::view", at + 1 + 50 * speed + wait + pause, at + 1 + 60 * speed + wait + pause
-            ),
-            op("aten::t", at + 1 + 65 * speed + wait + pause, at + 1 + 70 * speed + wait + pause),
-            op(
-                "aten::size", at + 1 + 75 * speed + wait + pause, at + 1 + 80 * speed + wait + pause
-            ),
         ]
+        late = at + 1 + wait + pause
+        for name, first, last in (("view", 50, 60), ("t", 65, 70), ("size", 75, 80)):
+            events += [op(f"aten::{name}", late + first * speed, late + last * speed)]
     return events
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline.trace import file_scan
-from pipeline.trace.kineto_fields import MISSING
+from pipeline.trace.kineto_fields import MISSING, base_api_name
 from pipeline.trace.load import load_trace
 from tests.trace.test_fuzz import EVENTS
 from tests.trace.trace_drawing import MAIN, kernel, trace
@@ -122,3 +122,21 @@ def test_a_window_that_needs_repair_is_read_as_the_others(
         and columns["grid"] == expected["grid"]
         and columns["ts_ns"] == expected["ts_ns"]
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("cudaStreamSynchronize_ptsz", "cudaStreamSynchronize"),
+        ("cudaMemcpyAsync_ptsz_v7000", "cudaMemcpyAsync"),
+        ("cudaDeviceSynchronize_v3020", "cudaDeviceSynchronize"),
+        ("__cudaLaunchKernel_v13000", "__cudaLaunchKernel"),
+        ("cuMemcpyHtoDAsync_v2", "cuMemcpyHtoDAsync"),
+        ("hipLaunchKernel", "hipLaunchKernel"),
+        ("cutlass_gemm_v2", "cutlass_gemm_v2"),
+        ("aten::add", "aten::add"),
+        ("cudnn_conv_v7", "cudnn_conv_v7"),
+    ],
+)
+def test_forms_of_a_runtime_call_are_one(name: str, plain: str) -> None:
+    assert base_api_name(name) == plain

@@ -15,7 +15,6 @@ from pipeline.errors import TraceError
 from pipeline.schemas import read_table, write_table
 from pipeline.trace import file_scan as scan
 from pipeline.trace.event_tables import write_events
-from pipeline.trace.kineto_fields import base_api_name
 from pipeline.trace.load import load_trace
 from tests.trace.trace_drawing import AUTOGRAD, annotation, api, kernel, launch, op, trace, write
 
@@ -97,18 +96,6 @@ def test_gzip_is_told_by_content(tmp_path: Path) -> None:
     assert len(load_trace(path)) == 4
 
 
-def test_text_process_ids_and_old_category_names_are_read(tmp_path: Path) -> None:
-    events = [
-        {**STEP[0], "pid": "Spans", "tid": "PyTorch Profiler", "cat": "Trace"},
-        {**STEP[0], "cat": "Operator"},
-        {**STEP[2], "cat": "Runtime"},
-        {**STEP[3], "cat": "Kernel"},
-    ]
-    loaded = load_trace(write(tmp_path, events))
-    assert sorted(loaded.events["category"]) == ["Trace", "cpu_op", "cuda_runtime", "kernel"]
-    assert (loaded.columns["launch"] >= 0).sum() == 1
-
-
 def test_amd_and_driver_launches_count_as_launches(tmp_path: Path) -> None:
     events = [
         op("aten::mm", 0, 30),
@@ -122,34 +109,15 @@ def test_amd_and_driver_launches_count_as_launches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "plain"),
-    [
-        ("cudaStreamSynchronize_ptsz", "cudaStreamSynchronize"),
-        ("cudaMemcpyAsync_ptsz_v7000", "cudaMemcpyAsync"),
-        ("cudaDeviceSynchronize_v3020", "cudaDeviceSynchronize"),
-        ("__cudaLaunchKernel_v13000", "__cudaLaunchKernel"),
-        ("cuMemcpyHtoDAsync_v2", "cuMemcpyHtoDAsync"),
-        ("hipLaunchKernel", "hipLaunchKernel"),
-        ("cutlass_gemm_v2", "cutlass_gemm_v2"),
-        ("aten::add", "aten::add"),
-        ("cudnn_conv_v7", "cudnn_conv_v7"),
-    ],
+    ("launched", "ran", "linked"), [(2**64 - 1, 2**64 - 1, 1), (2**70, 2**70 + 1, 0)]
 )
-def test_forms_of_a_runtime_call_are_one(name: str, plain: str) -> None:
-    assert base_api_name(name) == plain
-
-
-def test_unsigned_64_bit_ids_still_link(tmp_path: Path) -> None:
-    events = [op("aten::mm", 0, 30), launch(2, 4, 2**64 - 1), kernel("k", 6, 9, 2**64 - 1)]
-    assert (load_trace(write(tmp_path, events)).columns["launch"] >= 0).sum() == 1
-
-
-def test_ids_beyond_64_bits_never_link_by_accident(tmp_path: Path) -> None:
-    # as floats both ids would be equal
-    events = [op("aten::mm", 0, 30), launch(2, 4, 2**70), kernel("k", 6, 9, 2**70 + 1)]
+def test_ids_of_64_bits_link_and_larger_ones_never_by_accident(
+    tmp_path: Path, launched: int, ran: int, linked: int
+) -> None:
+    events = [op("aten::mm", 0, 30), launch(2, 4, launched), kernel("k", 6, 9, ran)]
     loaded = load_trace(write(tmp_path, events))
-    assert (loaded.columns["launch"] >= 0).sum() == 0
-    assert any("64-bit" in note for note in loaded.notes)
+    assert (loaded.columns["launch"] >= 0).sum() == linked
+    assert any("64-bit" in note for note in loaded.notes) == (not linked)
 
 
 def test_of_launches_with_one_id_the_latest_before_the_kernel_is_taken(tmp_path: Path) -> None:
@@ -357,14 +325,6 @@ def test_optimizers_that_are_cleared_together_open_one_step(tmp_path: Path) -> N
     assert iterations["end_ns"].tolist() == [1100_000, 1200_000]
 
 
-def test_events_survive_a_round_trip_through_parquet(tmp_path: Path) -> None:
-    loaded = load_trace(write(tmp_path, STEP))
-    write_table(loaded.events, tmp_path / "events.parquet", "events")
-    assert list(read_table(tmp_path / "events.parquet", "events")["name"]) == list(
-        loaded.events["name"]
-    )
-
-
 def test_an_empty_trace_is_read_as_empty(tmp_path: Path) -> None:
     loaded = load_trace(write(tmp_path, []))
     assert len(loaded) == 0 and len(loaded.iterations) == 0
@@ -382,6 +342,7 @@ def test_an_empty_trace_is_read_as_empty(tmp_path: Path) -> None:
         (b'{"traceEvents": [{"ph": "X"}', "truncated"),
         (b'{"traceEvents": [1]}', "traceEvents[0] is not an object"),
         (trace([{**STEP[0], "ts": "now"}]), "traceEvents[0] has a ts that is not a number"),
+        (trace([{**STEP[0], "ts": 10**40}]), "traceEvents[0] has a ts that is not a time"),
         (trace([STEP[1], {**STEP[0], "ts": 1e300}]), "traceEvents[1] has a ts that is not a time"),
         (trace([{**STEP[0], "dur": float("nan")}]), "has a dur that is not a number"),
         (trace([{**STEP[0], "name": 5}]), "has a name that is not text"),

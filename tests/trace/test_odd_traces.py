@@ -134,6 +134,12 @@ def predicted(
     return figures["predicted_us"], figures["error"]
 
 
+@pytest.fixture(scope="module")
+def plain_us(datasets: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The predicted span without a change."""
+    return predicted(datasets, tmp_path_factory.mktemp("plain"), None)[0]
+
+
 SAME = [
     without_flows, without_sync_details, without_external_ids, with_thread_names, with_a_base_time,
     by_the_driver, by_forms_of_calls, of_an_amd_gpu, shuffled, twice, with_python_frames,
@@ -143,16 +149,15 @@ CLOSE = [without_some_operators, without_some_kernels, without_shapes, with_a_la
 
 @pytest.mark.parametrize("change", SAME, ids=lambda change: change.__name__)
 def test_a_disguise_changes_little_or_nothing(
-    datasets: Path, tmp_path: Path, change: Callable[[Data], None]
+    plain_us: float, datasets: Path, tmp_path: Path, change: Callable[[Data], None]
 ) -> None:
-    plain, _ = predicted(datasets, tmp_path, None)
     # launch overheads are kept per API: another API's name finds the statistics of all of them
     tolerance = 0.03 if change in (by_the_driver, of_an_amd_gpu) else 1e-9
     if (
         change is without_external_ids
     ):  # of ops that tie in whole microseconds ids tell which is the outer one
         tolerance = 0.003
-    assert predicted(datasets, tmp_path, change)[0] == pytest.approx(plain, rel=tolerance)
+    assert predicted(datasets, tmp_path, change)[0] == pytest.approx(plain_us, rel=tolerance)
 
 
 @pytest.mark.parametrize("change", CLOSE, ids=lambda change: change.__name__)
@@ -163,15 +168,16 @@ def test_a_damaged_trace_is_still_predicted_sanely(
 
 
 @pytest.mark.parametrize("beside", [1, 2, 3, 4])
-def test_two_ranks_in_one_file_are_told_apart(datasets: Path, tmp_path: Path, beside: int) -> None:
+def test_two_ranks_in_one_file_are_told_apart(
+    plain_us: float, datasets: Path, tmp_path: Path, beside: int
+) -> None:
     """Events of the other rank are ignored: calls, stream waits, data loading, and kernels whose launches are missing."""
 
     def joined(data: Data) -> None:
         other = datasets / "traces" / "v100x8_dlrm" / f"rank{beside}_kineto.json.gz"
         data["traceEvents"] += json.loads(gzip.decompress(other.read_bytes()))["traceEvents"]
 
-    plain, _ = predicted(datasets, tmp_path, None)
-    assert predicted(datasets, tmp_path, joined)[0] == pytest.approx(plain, rel=1e-9)
+    assert predicted(datasets, tmp_path, joined)[0] == pytest.approx(plain_us, rel=1e-9)
     assert any("2 processes" in note for note in load_trace(tmp_path / "odd.json").notes)
 
 
@@ -194,16 +200,18 @@ def test_any_whole_number_is_a_stream(tmp_path: Path, number: int) -> None:
     assert replay(write(tmp_path, events)).as_dict()["predicted_us"] == pytest.approx(usual)
 
 
+STEP = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 10, 15, 1)]
+
+
 def test_ids_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     #   process 1  [mm L1 ]            process 2              [mm L1 ]       both count their ids from 1
     #   device 0        [a--]          device 1                    [b--]
-    first = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 10, 15, 1)]
     second = [
         {**op("aten::mm", 95, 115), "pid": 2},
         {**launch(100, 102, 1), "pid": 2},
         {**kernel("b", 105, 110, 1), "args": {"device": 1, "stream": 7, "correlation": 1}},
     ]
-    trace = load_trace(write(tmp_path, [*second, *first]))
+    trace = load_trace(write(tmp_path, [*second, *STEP]))
     owner = {
         str(name): int(trace.columns["pid"][trace.columns["launch"][row]])
         for row, name in enumerate(trace.names)
@@ -215,7 +223,6 @@ def test_ids_of_two_processes_do_not_mix(tmp_path: Path) -> None:
 def test_kernels_without_launch_find_none_in_another_process(tmp_path: Path) -> None:
     #   process 1  [mm L1 ]     process 2              [mm L2 ] ... [mm L11]       the launch of c, which has id 1 too, was lost
     #   device 0        [a--]   device 1      [c-]         [b--]        [b--]
-    first = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 10, 15, 1)]
     second = []
     for number in range(2, 12):
         at = 100 * number
@@ -224,7 +231,7 @@ def test_kernels_without_launch_find_none_in_another_process(tmp_path: Path) -> 
             {**launch(at + 5, at + 7, number), "pid": 2},
             on_device_1(kernel("b", at + 10, at + 15, number)),
         ]
-    trace = load_trace(write(tmp_path, [*first, *second, on_device_1(kernel("c", 50, 55, 1))]))
+    trace = load_trace(write(tmp_path, [*STEP, *second, on_device_1(kernel("c", 50, 55, 1))]))
     launched = {
         str(trace.names[row]): int(trace.columns["launch"][row])
         for row in np.flatnonzero(trace.is_category("kernel"))
@@ -237,9 +244,8 @@ def on_device_1(event: Data) -> Data:
 
 
 def test_a_process_that_only_loads_data_is_not_the_one_that_trains(tmp_path: Path) -> None:
-    step = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 10, 15, 1)]
     loader = [{**op("aten::stack", 10 * number, 10 * number + 5), "pid": 2} for number in range(5)]
-    assert load_trace(write(tmp_path, [*loader, *step])).process == 1
+    assert load_trace(write(tmp_path, [*loader, *STEP])).process == 1
 
 
 def test_what_another_process_says_of_its_waits_is_not_ours(tmp_path: Path) -> None:
@@ -308,7 +314,7 @@ def test_a_trace_is_never_written_over(
 ) -> None:
     from pipeline import cli
 
-    path = write(tmp_path, [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 30, 40, 1)])
+    path = write(tmp_path, STEP)
     content, link = path.read_bytes(), tmp_path / "link.json"
     link.symlink_to(path)
     for words in (("trace", path, "--out", path), ("replay", path, "--timeline", link)):

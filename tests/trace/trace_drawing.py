@@ -90,6 +90,21 @@ def write(folder: Path, events: list[dict[str, Any]], **metadata: Any) -> Path:
     return path
 
 
+def equal_steps(count: int, stretch: float = 1.0) -> list[dict[str, Any]]:
+    """Equal iterations: an op of 20 us that launches a kernel of 10 us, and a gap of 5 us to an op of 8 us."""
+    events = []
+    for i in range(count):
+        at = 200 * i
+        events += [
+            annotation(f"ProfilerStep#{i}", at, at + 190),
+            op("aten::mm", at + 1, at + 1 + 20 * stretch),
+            launch(at + 4, at + 6, i + 1),
+            kernel("gemm", at + 9, at + 19, i + 1),
+            op("aten::view", at + 6 + 20 * stretch, at + 14 + 20 * stretch),
+        ]
+    return events
+
+
 def _event(
     category: str, name: str, start: float, end: float, pid: int, tid: int, args: dict[str, Any]
 ) -> dict[str, Any]:

@@ -12,44 +12,21 @@ from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
 GPUS = ("V100", "P100", "T4", "A100-PCIE-40GB")
 
 
-def law_samples(family: str, gpus: tuple[str, ...] = GPUS, rows: int = 300) -> pd.DataFrame:
-    """Latencies of a made-up law (70 % of arithmetic, 80 % of bandwidth, 30 us floor): not measurements."""
-    random = np.random.default_rng(3)
-    size = np.exp(random.uniform(np.log(64), np.log(4096), (rows, 3))).round()
-    parts = []
-    for gpu in gpus:
-        spec = load_gpu(gpu)
-        if family == "gemm":
-            dims = {"B": np.ones(rows), "M": size[:, 0], "N": size[:, 1], "K": size[:, 2]}
-            flops = 2 * size.prod(axis=1)
-            traffic = 4 * (
-                size[:, 0] * size[:, 1] + size[:, 1] * size[:, 2] + size[:, 0] * size[:, 2]
-            )
-            op = "linear"
-        else:
-            dims, flops, op = {"B": size[:, 0], "H": size[:, 1]}, np.zeros(rows), "relu"
-            traffic = 8 * size[:, 0] * size[:, 1]
-        kernel = arithmetic_us(spec, flops) / 0.7 + traffic / (
-            0.8e3 * sustained_dram_gb_per_s(spec)
-        )
-        latency = np.maximum(30.0, 16.0 + kernel)
-        facts = {
-            "gpu": gpu,
-            "family": family,
-            "op": op,
-            "phase": "forward",
-            "dtype": "fp32",
-            "source": "law",
-        }
-        parts.append(pd.DataFrame({**facts, "latency_us": latency, **dims}))
-    return pd.concat(parts, ignore_index=True)
-
-
 @pytest.fixture(scope="session")
 def gemm_samples() -> pd.DataFrame:
-    return law_samples("gemm")
-
-
-@pytest.fixture(scope="session")
-def relu_samples() -> pd.DataFrame:
-    return law_samples("elementwise")
+    """Latencies of a made-up law (70 % of arithmetic, 80 % of bandwidth, 30 us floor): not measurements."""
+    sizes = np.random.default_rng(3).uniform(np.log(64), np.log(4096), (300, 3))
+    m, n, k = np.exp(sizes).round().T
+    traffic = 4 * (m * n + n * k + m * k)
+    parts = []
+    for gpu in GPUS:
+        spec = load_gpu(gpu)
+        bandwidth = 0.8e3 * sustained_dram_gb_per_s(spec)
+        kernel = arithmetic_us(spec, 2 * m * n * k) / 0.7 + traffic / bandwidth
+        latency = np.maximum(30.0, 16.0 + kernel)
+        parts.append(
+            pd.DataFrame({"gpu": gpu, "latency_us": latency, "B": 1.0, "M": m, "N": n, "K": k})
+        )
+    return pd.concat(parts, ignore_index=True).assign(
+        family="gemm", op="linear", phase="forward", dtype="fp32", source="law"
+    )

@@ -147,24 +147,29 @@ def test_siblings_share_the_whole_residual() -> None:
 
 def test_unusable_input_is_refused_by_place(measured: pd.DataFrame, tmp_path: Path) -> None:
     source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
-    with pytest.raises(TableError, match="no such file"):
-        transfer_command("V100", "T4", "wave", source, out)
-    measured.to_parquet(source)
-    with pytest.raises(UnknownNameError, match="unknown method 'magic': choose one of auto, wave"):
-        transfer_command("V100", "T4", "magic", source, out)
 
-    with pytest.raises(UnknownNameError, match="unknown GPU"):
-        transfer_command("V100", "K80", "wave", source, out)
-    with pytest.raises(InputError, match="holds rows of V100"):
-        transfer_command("P100", "T4", "wave", source, out)
-    with pytest.raises(InputError, match="--probes"):
-        transfer_command("V100", "T4", "wave", source, out, probes=source)
+    def refused(
+        error: type[Exception],
+        says: str,
+        origin: str = "V100",
+        destination: str = "T4",
+        method: str = "wave",
+        probes: Path | None = None,
+    ) -> None:
+        with pytest.raises(error, match=says):
+            transfer_command(origin, destination, method, source, out, probes)
+
+    refused(TableError, "no such file")
+    measured.to_parquet(source)
+    unknown = "unknown method 'magic': choose one of auto, wave"
+    refused(UnknownNameError, unknown, method="magic")
+    refused(UnknownNameError, "unknown GPU", destination="K80")
+    refused(InputError, "holds rows of V100", origin="P100")
+    refused(InputError, "--probes", probes=source)
     measured.assign(latency_us=[-1.0] + [1.0] * 6).to_parquet(source)
-    with pytest.raises(TableError, match="latency_us of row 0"):
-        transfer_command("V100", "T4", "wave", source, out)
+    refused(TableError, "latency_us of row 0")
     measured.drop(columns="op").to_parquet(source)
-    with pytest.raises(TableError, match="column op is missing"):
-        transfer_command("V100", "T4", "wave", source, out)
+    refused(TableError, "column op is missing")
     assert not out.exists()
 
 

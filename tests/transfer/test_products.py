@@ -6,11 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evaluation.training.left_out_gpu import shortened
-from evaluation.training.recipes import RECIPES
-from evaluation.training.utilisation_train import op_floors, train_utilisation, unknown_host_floors
+from evaluation.training.utilisation_train import op_floors, unknown_host_floors
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
 from pipeline.transfer.output_tiles import TILES, batched_tiles, tiles_of_kernels
 
 
@@ -51,41 +48,6 @@ def test_an_architecture_has_its_tiles_only() -> None:
     assert open_tiles("P4") == ["128x64"]
     assert open_tiles("H100") == open_tiles("L4") == ["128x128"]
     assert set(open_tiles("V100")) == {"64x64", "32x128", "128x32"}
-
-
-@pytest.mark.nightly
-def test_a_law_of_tiles_holds_on_a_gpu_that_was_left_out() -> None:
-    random = np.random.default_rng(2)
-    low, high = np.log([4, 32, 32, 32]), np.log([256, 1024, 1024, 1024])
-    calls = _calls(
-        [tuple(int(v) for v in row) for row in np.exp(random.uniform(low, high, (400, 4)))]
-    )
-    parts = []
-    for gpu in ("P100", "P4", "T4", "V100"):
-        spec = load_gpu(gpu)
-        tiles = batched_tiles(calls, spec)
-        bandwidth = 1e3 * sustained_dram_gb_per_s(spec)
-        times = (
-            np.stack(
-                [
-                    arithmetic_us(spec, np.where(np.isfinite(t.flops), t.flops, 1e30))
-                    + t.bytes / bandwidth
-                    for t in tiles.values()
-                ]
-            )
-            / 0.7
-        )
-        name = "sgemm_" + np.array(list(tiles), dtype=object)[times.argmin(axis=0)] + "_nn"
-        latency = np.maximum(30.0, 15.0 + times.min(axis=0))
-        facts = {"gpu": gpu, "family": "bmm", "phase": "forward", "dtype": "fp32", "source": "law"}
-        parts.append(calls.assign(latency_us=latency, kernel_name=name, **facts))
-    samples = pd.concat(parts, ignore_index=True)
-    model = train_utilisation(
-        samples[samples["gpu"] != "P100"], "bmm", shortened(RECIPES["bmm"], 300)
-    )
-    rows = samples[samples["gpu"] == "P100"]
-    _, latency = model.kernel_and_latency(rows, load_gpu("P100"))
-    assert np.median(np.abs(latency / rows["latency_us"] - 1)) < 0.12
 
 
 def test_a_floor_is_what_calls_that_wait_for_the_host_usually_take() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.answers.transferred_models import SameChipModel, same_chip_models
-from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu, same_chip, same_chip_gpu
 from pipeline.model_files import list_packs
+from tests.kernels.shipped import shipped
 
 pytestmark = pytest.mark.skipif("A100-PCIE-40GB" not in list_packs(), reason="no pack of the A100")
 
@@ -51,7 +51,7 @@ def _calls() -> pd.DataFrame:
 
 
 def test_the_80_gb_a100_is_the_40_gb_one_with_more_bandwidth() -> None:
-    small = kernel_predictor(load_gpu("A100"), "auto", None).predict(_calls())
+    small = shipped("A100").predict(_calls())
     large = load_predictor(load_gpu("A100-PCIE-80GB")).predict(_calls())
     ratio = (large["kernel_us"] / small["kernel_us"]).to_numpy()
     # traffic by the ratio of bandwidths (1.2), arithmetic as on the smaller card, the floor unchanged
@@ -59,7 +59,7 @@ def test_the_80_gb_a100_is_the_40_gb_one_with_more_bandwidth() -> None:
     assert large["predicted_us"].iloc[2] == pytest.approx(small["predicted_us"].iloc[2], rel=0.01)
     tiny = _calls().iloc[[0]].assign(B=16.0, H=64.0)
     floors = [
-        kernel_predictor(load_gpu(gpu), "auto", None).predict(tiny)["predicted_us"].iloc[0]
+        shipped(gpu).predict(tiny)["predicted_us"].iloc[0]
         for gpu in ("A100-PCIE-40GB", "A100-PCIE-80GB")
     ]
     assert floors[0] == pytest.approx(floors[1], rel=0.01)

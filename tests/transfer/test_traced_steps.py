@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 
 from pipeline import load_trace
+from pipeline.answers.tracker import MovableTrace
 from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, memcpy, op, write
 
-V100 = [{**PROPERTIES[0], "name": "Tesla V100-SXM2-16GB"}]
+STEP = annotation("ProfilerStep#0", 0, 20)
+GRID = {"grid": [1024, 1, 1], "block": [256, 1, 1]}
+
+
+def traced(
+    folder: Path, events: list[dict[str, Any]], gpu: str = "Tesla V100-SXM2-16GB"
+) -> MovableTrace:
+    """The events as the trace of a GPU."""
+    return load_trace(write(folder, events, deviceProperties=[{**PROPERTIES[0], "name": gpu}]))
 
 
 def test_a_step_does_not_wait_for_the_step_before_it(tmp_path: Path) -> None:
@@ -20,14 +29,13 @@ def test_a_step_does_not_wait_for_the_step_before_it(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     for i in range(4):
         at = 10 * i
-        shape = {"grid": [4096, 1, 1], "block": [256, 1, 1]}
         events += [
             annotation(f"ProfilerStep#{i}", at, at + 9),
             op("aten::relu", at + 1, at + 8),
             launch(at + 2, at + 4, i + 1),
-            kernel("relu", 6 + 1000 * i, 1006 + 1000 * i, i + 1, **shape),
+            kernel("relu", 6 + 1000 * i, 1006 + 1000 * i, i + 1, **GRID),
         ]
-    trace = load_trace(write(tmp_path, events, deviceProperties=V100))
+    trace = traced(tmp_path, events)
     here, there = trace.to("V100-SXM2-16GB"), trace.to("T4")
     assert here.predicted_us == pytest.approx(1000.0) and here.bound == "device"
     longer = trace._tracked.calls("T4")["predicted_us"].iloc[0] / 1000.0
@@ -40,11 +48,10 @@ def product(at: float, i: int, kernel_name: str, took: float, kind: str) -> list
         "Input Dims": [[4096], [4096, 4096], [4096, 4096], [], []],
         "Input type": [kind] * 3 + ["Scalar"] * 2,
     }
-    shape = {"grid": [1024, 1, 1], "block": [256, 1, 1]}
     return [
         op("aten::addmm", at, at + 12, **shapes),
         launch(at + 4, at + 6, i),
-        kernel(kernel_name, at + 9, at + 9 + took, i, **shape),
+        kernel(kernel_name, at + 9, at + 9 + took, i, **GRID),
     ]
 
 
@@ -55,12 +62,11 @@ def convolution(
         "Input Dims": [*sizes, [], [], [], [], [], []],
         "Input type": [kind] * 2 + ["Scalar"] * 6,
     }
-    shape = {"grid": [1024, 1, 1], "block": [256, 1, 1]}
     return [
-        annotation("ProfilerStep#0", 0, 20),
+        STEP,
         op("aten::cudnn_convolution", 1, 13, **shapes),
         launch(5, 7, 1),
-        kernel(kernel_name, 10, 10 + took, 1, **shape),
+        kernel(kernel_name, 10, 10 + took, 1, **GRID),
     ]
 
 
@@ -137,27 +143,21 @@ def test_work_of_tensor_cores_is_moved_as_such(
     if "fprop" not in name:
         took, events = (
             1200.0,
-            [annotation("ProfilerStep#0", 0, 20), *product(1, 1, name, 1200, kind)],
+            [STEP, *product(1, 1, name, 1200, kind)],
         )
-    a100 = [{**PROPERTIES[0], "name": "NVIDIA A100-PCIE-40GB"}]
-    calls = load_trace(write(tmp_path, events, deviceProperties=a100))._tracked.calls(gpu)
+    calls = traced(tmp_path, events, "NVIDIA A100-PCIE-40GB")._tracked.calls(gpu)
     assert calls["dtype"][0] == dtype and calls["method"][0] == "tensor"
     assert least < calls["predicted_us"][0] / took < most
 
 
-def on(gpu: str) -> list[dict[str, Any]]:
-    return [{**PROPERTIES[0], "name": gpu}]
-
-
 def test_products_of_amd_move_there_and_back(tmp_path: Path) -> None:
     amd = "Cijk_Alik_Bljk_BBS_BH_MT256x128x64_MI16x16x1"
-    events = [annotation("ProfilerStep#0", 0, 20), *product(1, 1, amd, 160, "c10::BFloat16")]
-    there = load_trace(write(tmp_path, events, deviceProperties=on("AMD Instinct MI300X")))
-    calls = there._tracked.calls("H100")
+    events = [STEP, *product(1, 1, amd, 160, "c10::BFloat16")]
+    calls = traced(tmp_path, events, "AMD Instinct MI300X")._tracked.calls("H100")
     took = float(calls["predicted_us"][0])
     assert calls["family"][0] == "gemm" and calls["method"][0] == "tensor"
-    events = [annotation("ProfilerStep#0", 0, 20), *product(1, 1, "gemm", took, "c10::BFloat16")]
-    back = load_trace(write(tmp_path, events, deviceProperties=on("NVIDIA H100 80GB HBM3")))
+    events = [STEP, *product(1, 1, "gemm", took, "c10::BFloat16")]
+    back = traced(tmp_path, events, "NVIDIA H100 80GB HBM3")
     assert back._tracked.calls("MI300X")["predicted_us"][0] == pytest.approx(160, rel=0.01)
 
 
@@ -174,14 +174,13 @@ def test_products_of_amd_move_there_and_back(tmp_path: Path) -> None:
 def test_kernels_of_tensor_cores_follow_their_peak_where_no_operator_is_known(
     tmp_path: Path, name: str
 ) -> None:
-    shape = {"grid": [1024, 1, 1], "block": [256, 1, 1]}
     events = [
-        annotation("ProfilerStep#0", 0, 20),
+        STEP,
         op("my::product", 1, 13),
         launch(5, 7, 1),
-        kernel(name, 10, 910, 1, **shape),
+        kernel(name, 10, 910, 1, **GRID),
     ]
-    tracked = load_trace(write(tmp_path, events, deviceProperties=on("NVIDIA H800")))._tracked
+    tracked = traced(tmp_path, events, "NVIDIA H800")._tracked
     moved = {gpu: tracked.calls(gpu)["predicted_us"][0] for gpu in ("H100", "H200", "B200")}
     assert moved["H100"] == moved["H200"] == pytest.approx(900)  # one chip, one peak
     assert moved["B200"] == pytest.approx(900 * 989.4 / 2250)
@@ -189,14 +188,14 @@ def test_kernels_of_tensor_cores_follow_their_peak_where_no_operator_is_known(
 
 def test_only_what_multiplies_moves_by_arithmetic(tmp_path: Path) -> None:
     multiplied = [
-        annotation("ProfilerStep#0", 0, 20),
+        STEP,
         *product(1, 1, "volta_sgemm_128x64_nn", 9000, "float"),
     ]
     sizes = [64, 256, 56, 56], [256, 256, 3, 3]
     convolved = convolution("volta_scudnn_128x64_relu", 9000, "float", *sizes)
     copied = convolution("cudnn::cnn::im2col4d_kernel", 900, "float", *sizes)
     for step, least, most in ((multiplied, 1.2, 1.7), (convolved, 1.2, 1.7), (copied, 0.8, 0.9)):
-        trace = load_trace(write(tmp_path, step, deviceProperties=V100))._tracked
+        trace = traced(tmp_path, step)._tracked
         slow, fast = (trace.calls(gpu)["predicted_us"][0] for gpu in ("H20", "H100"))
         assert least < slow / fast < most, (
             "an H20 has less arithmetic and more bandwidth than an H100"
@@ -205,7 +204,7 @@ def test_only_what_multiplies_moves_by_arithmetic(tmp_path: Path) -> None:
 
 def test_a_convolution_keeps_its_groups_and_both_sides_of_its_window(tmp_path: Path) -> None:
     events = convolution("cudnn_convolve", 100, "float", [8, 64, 17, 34], [96, 16, 1, 7])
-    call = load_trace(write(tmp_path, events, deviceProperties=V100))._tracked.calls("T4").iloc[0]
+    call = traced(tmp_path, events)._tracked.calls("T4").iloc[0]
     assert (call["kernel_size"], call["kernel_size_w"], call["padding"], call["padding_w"]) == (
         1,
         7,
@@ -234,7 +233,7 @@ def test_what_a_call_is_follows_from_its_category_not_from_words_in_its_name(
         launch(33, 35, 4),
         kernel("sum_HostPolicy_Memset_kernel", 36, 39, 4),
     ]
-    calls = load_trace(write(tmp_path, events, deviceProperties=V100))._tracked.calls("T4")
+    calls = traced(tmp_path, events)._tracked.calls("T4")
     assert list(calls["kind"]) == ["link", "link", "copy", "kernel"]
 
 
@@ -289,9 +288,7 @@ def test_a_trace_with_shapes_shows_its_arithmetic(
         launch(15, 17, 2),
         kernel("relu" if flops == 0 else "sgemm_or_flash", 20, 1020, 2),
     ]
-    step = load_trace(
-        write(tmp_path, events, deviceProperties=[{**PROPERTIES[0], "name": "NVIDIA H100 PCIe"}])
-    ).measured
+    step = traced(tmp_path, events, "NVIDIA H100 PCIe").measured
     if flops is None:
         assert step.mfu is None
         return

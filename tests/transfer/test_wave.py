@@ -66,18 +66,14 @@ def test_the_exact_form_counts_whole_waves() -> None:
     assert found[0] == pytest.approx(10.0 / 2 * 5 * 1380 / 1590)
 
 
-def test_gamma_is_one_for_pure_traffic_and_half_at_the_ridge() -> None:
+def test_gamma_falls_from_pure_traffic_evenly_to_half_at_the_ridge_and_then_with_its_inverse() -> (
+    None
+):
     gpu = load_gpu("V100")
     ridge = gpu.peak_gflop_per_s() / 817
-    assert wave.gamma(np.array([1e-9, ridge, 4 * ridge]), gpu) == pytest.approx([1.0, 0.5, 0.125])
-
-
-def test_gamma_falls_evenly_with_the_arithmetic_of_a_byte_until_the_ridge() -> None:
-    gpu = load_gpu("V100")
-    ridge = gpu.peak_gflop_per_s() / 817
-    assert wave.gamma(np.array([0.25, 0.5, 0.999]) * ridge, gpu) == pytest.approx(
-        [0.875, 0.75, 0.5005]
-    )
+    intensity = np.array([1e-9 / ridge, 0.25, 0.5, 0.999, 1.0, 4.0]) * ridge
+    expected = [1.0, 0.875, 0.75, 0.5005, 0.5, 0.125]
+    assert wave.gamma(intensity, gpu) == pytest.approx(expected)
 
 
 def test_geometry_is_read_from_columns_and_from_texts() -> None:

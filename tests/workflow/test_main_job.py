@@ -140,20 +140,6 @@ def test_an_edit_to_the_users_own_module_makes_the_graph_anew(tmp_path: Path) ->
     assert "capture_graph" in edited.stderr + edited.stdout
 
 
-def test_the_command_line_predicts_the_same(finished: Path) -> None:
-    from pipeline.answers.engine import engine
-    from pipeline.question.question import expand
-
-    there = summary_of(finished)
-    here = (
-        engine(finished / "nothing-here")
-        .predict_one(expand(["gpu=V100", "model=dlrm_default"])[0])
-        .whole()
-    )
-    assert here.predicted_us == pytest.approx(there["predicted_us"], rel=1e-9)
-    assert (here.p10_us, here.p90_us) == pytest.approx((there["p10_us"], there["p90_us"]), rel=1e-9)
-
-
 def test_a_corrupt_artifact_stops_the_run_with_one_line(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(finished, folder, symlinks=True)
@@ -170,23 +156,12 @@ def test_a_corrupt_artifact_stops_the_run_with_one_line(finished: Path, tmp_path
     assert lines[0] in run.stderr.splitlines()[-6:], "below what Snakemake says of it"
 
 
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ("gpu=V1000", "V100"),
-        ("model=dlrm", "dlrm_default"),
-        ("batch_size=0", "1 or more"),
-        ("batch_size=text", "whole number"),
-    ],
-)
-def test_a_bad_value_is_one_line_before_anything_runs(
-    config: str, says: str, tmp_path: Path
-) -> None:
-    run = snakemake("--config", config, folder=tmp_path)
+def test_a_bad_value_is_one_line_before_anything_runs(tmp_path: Path) -> None:
+    run = snakemake("--config", "gpu=V1000", folder=tmp_path)
     assert run.returncode == 2
     lines = [line for line in run.stderr.splitlines() if line.startswith("steptime: ")]
     assert len(lines) == 1
-    assert says in lines[0]
+    assert "V100" in lines[0]
     assert not (tmp_path / "results").exists()
 
 
@@ -196,10 +171,8 @@ def test_a_grid_expands_in_a_dry_run(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr[-2000:]
     assert sum(line.startswith("predict ") for line in (run.stdout + run.stderr).splitlines()) >= 1
     jobs = [line.split() for line in (run.stdout + run.stderr).splitlines()]
-    assert ["predict", "8"] in jobs and [
-        "capture_graph",
-        "4",
-    ] in jobs, "GPUs share the graph of a workload"
+    assert ["predict", "8"] in jobs, "one of each point"
+    assert ["capture_graph", "4"] in jobs, "GPUs share the graph of a workload"
     for side, file in (
         ("input", "graphs/dlrm_ddp/default/b512/graph.parquet"),
         ("output", "dlrm_ddp/default/b512/calls.parquet"),
@@ -210,7 +183,7 @@ def test_a_grid_expands_in_a_dry_run(tmp_path: Path) -> None:
 
 
 def test_another_gpu_or_host_captures_nothing_again(finished: Path) -> None:
-    for config in (["gpu=V100", "overrides=overheads.host_scale=2"], ["gpu=P100"]):
-        run = snakemake("-n", "--config", "model=dlrm_default", *config, folder=finished)
-        assert run.returncode == 0 and "capture_graph" not in run.stdout + run.stderr
-        assert "predict" in run.stdout + run.stderr
+    others = ["gpu=V100,P100", "model=dlrm_default", "overrides=overheads.host_scale=2"]
+    run = snakemake("-n", "--config", *others, folder=finished)
+    assert run.returncode == 0 and "capture_graph" not in run.stdout + run.stderr
+    assert ["predict", "2"] in [line.split() for line in (run.stdout + run.stderr).splitlines()]

@@ -1,10 +1,13 @@
 """Every workload of the zoo at a size that is captured in a fraction of a second, and steps of users' own modules."""
 
+import sys
+
 import pytest
 
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.question.options import workload_values
+from pipeline.workloads import make_step
 
 TOKENS = {"width": 32, "heads": 2, "layers": 1, "vocabulary": 50, "positions": 16, "seq_len": 8}
 
@@ -20,7 +23,17 @@ SMALL = {
 """Workload -> changes of its config."""
 
 
-def config_of(name, **changes):
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 100,
+}
+"""Options of a configuration of `transformers`."""
+
+
+def config_of(name, /, **changes):
     """Content of a workload's file, changed."""
     return {**workload_values(name), **changes}
 
@@ -73,7 +86,9 @@ def written_module(name, text):
     @pytest.fixture(autouse=True)
     def module(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
     return module
 
@@ -89,3 +104,15 @@ def known_calls(graph, gpu=None):
     assert unknown_operators(graph, calls) == {}
     names = graph.table.set_index("node_id")["name"].str.removeprefix("aten::")
     return calls.assign(name=calls["node_id"].map(names))
+
+
+def step_on_meta(name, /, batch_size, **changes):
+    return make_step(config_of(name, **changes), batch_size, "meta")
+
+
+def refusal(error, name, /, batch_size=2, **changes):
+    """The message, of one line, of a capture that is refused."""
+    with pytest.raises(error) as raised:
+        capture(config_of(name, **changes), batch_size)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)

@@ -67,19 +67,6 @@ def projected(config, batch_size, device):
     return made(config, device, lstm, lambda x: lstm(x)[0], torch.rand(batch_size, 5, 16))
 
 
-def amp(config, batch_size, device):
-    with torch.device(device):
-        first, second = nn.Linear(16, 16), nn.Linear(16, 16)
-
-    def forward(x):
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            y = first(x)
-            with torch.autocast("cuda", enabled=False):
-                return second(y.float())
-
-    return made(config, device, nn.ModuleList([first, second]), forward, torch.rand(batch_size, 16))
-
-
 def recomputed(config, batch_size, device):
     with torch.device(device):
         layers = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3)])
@@ -92,13 +79,6 @@ def recomputed(config, batch_size, device):
         return x
 
     return made(config, device, layers, forward, torch.rand(batch_size, 16))
-
-
-def compiled(config, batch_size, device):
-    with torch.device(device):
-        layer = nn.Linear(16, 16)
-    fast = torch.compile(layer)
-    return made(config, device, layer, lambda x: fast(x), torch.rand(batch_size, 16))
 
 
 def sparse(config, batch_size, device):
@@ -197,12 +177,6 @@ def calls_of(function, **options) -> pd.DataFrame:
     return map_calls(captured(function, **options))
 
 
-def test_attention_is_one_kernel_each_way():
-    calls = calls_of("attention")
-    assert (calls["family"] == "attention").sum() == 2
-    assert "bmm" not in set(calls["family"]) and "softmax" not in set(calls["family"])
-
-
 @pytest.mark.parametrize(
     "function, dtype, kernel",
     [
@@ -242,9 +216,8 @@ def test_recurrent_layers_are_one_call_each_way_with_their_own_arithmetic():
     found = calls_of("recurrent")
     rnn = found[found["family"] == "rnn"]
     assert list(rnn["phase"]) == ["forward", "forward", "backward", "backward"]
-    lstm = (
-        2 * 4 * ((16 + 32) + (64 + 32)) * 32 * 2 * 5 * 4
-    )  # gates, widths of both layers, directions, tokens, batch
+    # gates, widths of both layers, directions, tokens, batch
+    lstm = 2 * 4 * ((16 + 32) + (64 + 32)) * 32 * 2 * 5 * 4
     gru = 2 * 3 * (64 + 32) * 32 * 5 * 4
     assert list(rnn["flops"]) == [lstm, gru, 2 * gru, 2 * lstm]
     assert "gemm" not in set(found["family"])
@@ -258,30 +231,9 @@ def test_recurrent_layers_are_one_call_each_way_with_their_own_arithmetic():
 def test_a_projected_recurrent_layer_computes_what_its_weights_do():
     found = calls_of("projected")
     rnn = found[found["family"] == "rnn"]
-    weights = 2 * (4 * 32 * (16 + 8) + 32 * 8) + 2 * (
-        4 * 32 * (16 + 8) + 32 * 8
-    )  # both layers see 16 = 2 directions of 8
+    weights = 2 * 2 * (4 * 32 * (16 + 8) + 32 * 8)  # both layers see 16 = 2 directions of 8
     assert list(rnn["flops"]) == [2.0 * 4 * 5 * weights, 4.0 * 4 * 5 * weights]
     assert all(json.loads(text)["projected"] == 8 for text in rnn["attributes"])
-
-
-def test_recurrent_layers_follow_autocast():
-    assert set(calls_of("recurrent", dtype="bf16").query("family == 'rnn'")["dtype"]) == {"bf16"}
-
-
-def test_a_steps_own_autocast_is_obeyed():
-    products = calls_of("amp").query("family == 'gemm' and phase == 'forward'")
-    assert list(products["dtype"]) == ["bf16", "fp32"]
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_what_is_recomputed_in_the_backward_pass_counts(dtype):
-    products = calls_of("recomputed", dtype=dtype).query("family == 'gemm'")
-    assert (products["phase"] == "forward").sum() == 3
-    assert (
-        products["phase"] == "backward"
-    ).sum() == 3 + 3 + 2  # again, for weights, for all inputs but the first
-    assert set(products["dtype"]) == {dtype}
 
 
 @pytest.mark.parametrize("again, alive", [(None, 2 + 3 + 1), (False, 2 + 2 + 2), (True, 2 + 2 + 3)])
@@ -292,10 +244,6 @@ def test_what_is_recomputed_takes_memory_while_it_is_used(again, alive):
     """
     memory = captured("recomputed", 65536, options={"again": again}).memory
     assert memory.peak == pytest.approx(alive * 65536 * 16 * 4, rel=1e-3)
-
-
-def test_compiled_code_counts_as_it_is_written():
-    assert (calls_of("compiled")["family"] == "gemm").sum() == 2
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -432,17 +380,19 @@ def test_a_step_in_fp64_is_modelled_at_the_rate_of_the_gpu():
     assert found.lower_bound == found.warnings == () and found.unmodelled_share == 0
 
 
-def test_failures_name_the_users_line():
-    line = MODULE.splitlines().index('    raise ValueError("no such layer")') + 1
-    with pytest.raises(
-        InputError,
-        match=rf"its code fails: ValueError: no such layer in steps_of_mine.py, line {line}$",
-    ):
-        captured("wrong")
+def test_a_step_that_ends_its_process_is_named_with_its_line():
     with pytest.raises(InputError, match=r"SystemExit: 3 in steps_of_mine.py"):
         captured("leaves")
 
 
-def test_a_file_is_no_module():
-    with pytest.raises(ConfigError, match="not its file: steps_of_mine:wrong"):
-        captured("wrong", target="./steps_of_mine.py:wrong")
+@pytest.mark.parametrize(
+    "target, says",
+    [
+        ("./steps_of_mine.py:wrong", "not its file: steps_of_mine:wrong"),
+        ("steps_of_mine", "module:function"),
+        ("nowhere:f", "no module"),
+    ],
+)
+def test_a_target_is_a_function_of_a_module(target, says):
+    with pytest.raises((ConfigError, InputError), match=says):
+        captured("wrong", target=target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,21 +14,12 @@ from pipeline.errors import InputError
 from pipeline.graph.capture import capture
 from pipeline.question.question import ask
 from pipeline.workloads import make_step
-from tests.workloads.small import config_of
-
-TINY = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "vocab_size": 100,
-}
+from tests.workloads.small import TINY, config_of
 
 
 @pytest.fixture
-def llama(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def llama(own_cache: Path) -> dict[str, Any]:
     """A small Llama with LoRA of rank 4."""
-    monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
     declare_torchvision_operators()
     pytest.importorskip("transformers", minversion="5")
     pytest.importorskip("peft")

@@ -12,10 +12,18 @@ from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.paths import config_dir
 from pipeline.question.options import FREE_OPTIONS
 from pipeline.question.question import expand
-from tests.workloads.small import SMALL, config_of, options_of, small
+from tests.workloads.small import (
+    SMALL,
+    WITH_LOOPS_OF_THEIR_OWN,
+    config_of,
+    options_of,
+    small,
+)
 
 pytestmark = pytest.mark.usefixtures("shallow")
 STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "none": 0}
+LOSSES_OF_BOTH = ("dcgan", "before_backward")
+"""The workload and place at which three losses are read: two of the discriminator, one of the generator."""
 CASES = [(name, option, value) for name in SMALL for option, value in options_of(name)]
 
 
@@ -32,61 +40,22 @@ def test_a_workload_understands_an_option(name, option, value):
     calls = map_calls(graph)
     assert unknown_operators(graph, calls) == {}
     assert graph.memory.parameters > 0 and graph.memory.inputs > 0 and len(calls) > 5
-    training = config["mode"] == "train"
-    assert ("backward" in set(calls["phase"])) == training
+    training, phases = config["mode"] == "train", set(calls["phase"])
+    assert ("backward" in phases) == training and (training or "optimizer" not in phases)
     assert graph.memory.activations > 0 and (graph.memory.gradients > 0) == training
-    if option == "optimizer":
-        assert graph.memory.optimizer / graph.memory.parameters == pytest.approx(
-            STATES[value], rel=0.02, abs=1e-9
-        )
-        assert ("optimizer" in set(calls["phase"])) == (value != "none")
-    if option == "dtype":
-        dtypes = set(
-            calls.loc[calls["family"].isin(["gemm", "bmm", "conv2d_forward", "rnn"]), "dtype"]
-        )
-        assert dtypes == {value}
-    if option == "attention":
-        fused = calls[calls["family"] == "attention"]
-        masks = {json.loads(text)["causal"] for text in fused["attributes"]}
-        decoders = config["architecture"] in ("gpt2", "opt")
-        assert masks == (
-            {True} if decoders else {False} if config["architecture"] == "bert" else {True, False}
-        )
-        sizes = {
-            "B": 4 * config["heads"],
-            "M": config["seq_len"],
-            "N": config["seq_len"],
-            "K": config["width"] // config["heads"],
-        }
-        assert (fused[list(sizes)] == pd.Series(sizes)).all(axis=None)
-    else:
-        assert "attention" not in set(calls["family"])
+    assert ("attention" in set(calls["family"])) == (option == "attention")
     waits = calls[calls["blocking"]]
     assert (set(waits["family"]) == {"memcpy_h2d"}) == (option == "copies")
     assert (set(waits["family"]) == {"memcpy_d2h"}) == (option == "read_loss")
-    if option in ("foreach", "set_to_none"):
-        plain = map_calls(capture(small(name), 4))
-        many, few = (
-            found["phase"].isin(["optimizer", "zero_grad"]).sum() for found in (calls, plain)
-        )
-        assert many > 3 * few if option == "foreach" else few < many < few + 8
+    if option == "optimizer":
+        states = graph.memory.optimizer / graph.memory.parameters
+        assert states == pytest.approx(STATES[value], rel=0.02, abs=1e-9)
+        assert ("optimizer" in phases) == (value != "none")
+    if option == "dtype":
+        products = calls["family"].isin(["gemm", "bmm", "conv2d_forward", "rnn"])
+        assert set(calls.loc[products, "dtype"]) == {value}
     if option == "copies":
         assert (calls.loc[calls["family"] == "memcpy_h2d", "op"] == "pageable").all()
-    if option == "read_loss":
-        done = set(calls.loc[: waits.index[0], "phase"])
-        assert ("optimizer" in done) == (value == "at_end") or config["architecture"] == "dcgan"
-        assert waits["bytes"].tolist() == [4] * len(waits)
-        assert len(waits) == (3 if (name, value) == ("dcgan", "before_backward") else 1)
-    if option == "memory_format":
-        images = calls["family"].isin(["batch_norm", "pooling"]) | calls["family"].str.startswith(
-            "conv2d"
-        )
-        assert calls.loc[images, "attributes"].eq('{"layout":"nhwc"}').all()
-        plain = map_calls(capture(small(name), 4))
-        assert plain["attributes"].fillna("").str.contains("layout").sum() == 0
-        pd.testing.assert_frame_equal(
-            plain.drop(columns="attributes"), calls.drop(columns="attributes")
-        )
     if option == "embedding":
         ops = set(calls.loc[calls["family"] == "embedding_backward", "op"])
         assert ops == {{"fused": "fused_sgd"}.get(value, value.removeprefix("joint_"))}
@@ -95,6 +64,60 @@ def test_a_workload_understands_an_option(name, option, value):
             capture(small(name, **{option: tokens}), 1024).memory for tokens in (value, 2 * value)
         )
         assert longer.peak > 1.5 * short.peak  # of so many samples, activations take most
+
+
+def calls_with(option):
+    """The workloads that have an option, with its values."""
+    return pytest.mark.parametrize(
+        "name, value", [(name, value) for name, each, value in CASES if each == option], ids=str
+    )
+
+
+@calls_with("attention")
+def test_fused_attention_has_the_sizes_and_the_mask_of_its_layers(name, value):
+    config = small(name, attention=value)
+    calls = map_calls(capture(config, 4))
+    fused = calls[calls["family"] == "attention"]
+    masks = {json.loads(text)["causal"] for text in fused["attributes"]}
+    decoder, encoder = config["architecture"] in ("gpt2", "opt"), config["architecture"] == "bert"
+    assert masks == ({True} if decoder else {False} if encoder else {True, False})
+    heads, tokens = config["heads"], config["seq_len"]
+    sizes = {"B": 4 * heads, "M": tokens, "N": tokens, "K": config["width"] // heads}
+    assert (fused[list(sizes)] == pd.Series(sizes)).all(axis=None)
+
+
+@pytest.mark.parametrize("option", ["foreach", "set_to_none"])
+@pytest.mark.parametrize("name", WITH_LOOPS_OF_THEIR_OWN)
+def test_updates_and_gradients_one_by_one_are_more_calls(name, option):
+    many, few = (
+        map_calls(capture(small(name, **changes), 4))["phase"]
+        .isin(["optimizer", "zero_grad"])
+        .sum()
+        for changes in ({option: False}, {})
+    )
+    assert many > 3 * few if option == "foreach" else few < many < few + 8
+
+
+@calls_with("read_loss")
+def test_a_loss_is_read_where_the_option_says(name, value):
+    calls = map_calls(capture(small(name, read_loss=value), 4))
+    waits = calls[calls["blocking"]]
+    done = set(calls.loc[: waits.index[0], "phase"])
+    assert ("optimizer" in done) == (value == "at_end") or name == "dcgan"
+    assert waits["bytes"].tolist() == [4] * (3 if (name, value) == LOSSES_OF_BOTH else 1)
+
+
+@calls_with("memory_format")
+def test_channels_last_is_said_of_images_and_changes_nothing_else(name, value):
+    plain, calls = (
+        map_calls(capture(small(name, memory_format=layout), 4)) for layout in ("contiguous", value)
+    )
+    images = calls["family"].str.contains("^(?:batch_norm|pooling|conv2d)")
+    assert calls.loc[images, "attributes"].eq('{"layout":"nhwc"}').all()
+    assert plain["attributes"].fillna("").str.contains("layout").sum() == 0
+    pd.testing.assert_frame_equal(
+        plain.drop(columns="attributes"), calls.drop(columns="attributes")
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
@@ -205,7 +228,7 @@ def test_a_step_that_runs_reads_its_loss(monkeypatch, name, when):
     seen = []
     monkeypatch.setattr(step, "read", lambda loss: seen.append(loss.item()))
     make_step(small(name, read_loss=when, copies="pageable"), 4, "cpu").run()
-    assert len(seen) == (3 if (name, when) == ("dcgan", "before_backward") else 1)
+    assert len(seen) == (3 if (name, when) == LOSSES_OF_BOTH else 1)
     assert all(0 < value < 100 for value in seen)
 
 
@@ -215,18 +238,6 @@ def test_momentum_is_refused_where_it_would_make_updates_dense(embedding):
 
     with pytest.raises(ConfigError, match="does not support sgd_momentum"):
         capture(config_of("dlrm_ddp", embedding=embedding, optimizer="sgd_momentum"), 8)
-
-
-def test_overrides_reach_the_workload_from_the_command_line():
-    texts = [
-        "gpu=V100",
-        "model=dlrm_default",
-        "model.embedding=sparse",
-        "model.optimizer=adagrad",
-        "model.dtype=bf16",
-    ]
-    model = expand(texts)[0].workload.plain()
-    assert (model["embedding"], model["optimizer"], model["dtype"]) == ("sparse", "adagrad", "bf16")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from torch import nn
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
-from pipeline.graph.edits import rescale
 from pipeline.question.compose import choices
 from pipeline.question.options import workload_values
 from pipeline.question.question import expand
@@ -167,41 +166,3 @@ def test_pure_needs_a_half_precision(dtype):
 
 def test_every_model_has_the_default():
     assert all(workload_values(name)["precision"] == "autocast" for name in choices("model"))
-
-
-def test_another_batch_size_needs_no_recapture():
-    config = pure("gpt2_large")
-    fresh = capture(config, 12)
-    scaled = rescale(capture(config, 4), capture(config, 8), 12)
-    assert (
-        map_calls(scaled)
-        .drop(columns="attributes")
-        .equals(map_calls(fresh).drop(columns="attributes"))
-    )
-    assert scaled.memory == fresh.memory
-
-
-def test_autocast_on_the_meta_device_lowers_and_raises_what_cuda_does():
-    from pipeline.as_on_cuda.mixed_precision import autocast
-
-    square, line, kernel = (
-        torch.rand(*size, device="meta") for size in ((4, 4), (2, 4, 9), (4, 4, 3))
-    )
-    half = square.half()
-    with autocast("meta", "fp16"):
-        lowered = [
-            torch.mv(square, square[0]),
-            square.addmm(square, square),
-            torch.conv_transpose1d(line, kernel),
-            nn.functional.conv_transpose3d(line[None, None], kernel[None, None]),
-            nn.functional.prelu(square, square[0, :1]),
-        ]
-        raised = [
-            torch.logsumexp(half, 0),
-            nn.functional.softplus(half),
-            half.log1p(),
-            torch.cumprod(half, 0),
-            nn.functional.huber_loss(half, half),
-        ]
-    assert {tensor.dtype for tensor in lowered} == {torch.float16}
-    assert {tensor.dtype for tensor in raised} == {torch.float32}

@@ -222,18 +222,6 @@ def test_optimizers_that_read_or_count_on_the_device_are_captured(kind, of):
     assert update["blocking"].any() == (kind in ("Adafactor", "ASGD"))
 
 
-def test_a_model_for_several_gpus_is_the_module_within_and_says_what_is_left_out():
-    graph = captured("wrapped", options={"ddp": True})
-    assert graph.warnings == (
-        (
-            "DistributedDataParallel: the step of one GPU is predicted, without the exchange of"
-            " gradients"
-        ),
-    )
-    spread, alone = (calls_of("wrapped", options={"ddp": ddp}) for ddp in (True, False))
-    assert spread.drop(columns="node_id").equals(alone.drop(columns="node_id"))
-
-
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 def test_a_mask_of_a_library_is_taken_to_hide_something():
     """`transformers` asks the device whether it does, which refused every batch with an `attention_mask`."""

@@ -16,6 +16,7 @@ from pipeline.graph.capture import capture
 from pipeline.question.question import expand
 from pipeline.workloads.custom import MissingOptionError, ReadOptions
 from pipeline.workloads.user_errors import place_in_user_code
+from tests.workloads.small import written_module
 
 MODULE = """
 import torch
@@ -63,12 +64,7 @@ def noisy(config, batch_size, device):
 """
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "my_faults.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_faults", raising=False)
-    return tmp_path
+module = written_module("my_faults", MODULE)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from pipeline.errors import InputError
 from pipeline.paths import project_dir
 from pipeline.workloads.custom import build
 from pipeline.workloads.workload_files import file_digests
+from tests.commands import python
 
 
 @pytest.fixture
@@ -103,9 +103,7 @@ def test_a_file_of_the_current_folder_does_not_stand_in_for_a_library(tmp_path: 
         "assert found.predicted_us > 0\n"
         "import lightgbm, scipy\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = python(script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from pipeline.graph.table import Graph
 from pipeline.question.compose import choices
 from pipeline.question.question import expand
 from pipeline.workloads.custom import ReadOptions, unread_options
+from tests.workloads.small import written_module
 
 MODULE = """
 import torch
@@ -85,12 +85,7 @@ NUMBER = 3
 """
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "mine_with_faults.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine_with_faults", raising=False)
-    return tmp_path
+module = written_module("mine_with_faults", MODULE)
 
 
 def captured(target: str, batch_size: int = 8, *overrides: str) -> Graph:
@@ -174,7 +169,7 @@ def test_a_step_that_ignores_the_batch_size_is_refused_unless_it_has_it_by_chanc
 
 
 def test_compiled_code_is_reported_whether_it_is_compiled_in_the_function_or_at_import(
-    folder: Path,
+    tmp_path: Path,
 ) -> None:
     told = (
         (
@@ -183,7 +178,7 @@ def test_compiled_code_is_reported_whether_it_is_compiled_in_the_function_or_at_
         ),
     )
     assert captured("compiled").warnings == told
-    (folder / "compiled_at_import.py").write_text(
+    (tmp_path / "compiled_at_import.py").write_text(
         MODULE + "\n@torch.compile\ndef cube(x):\n    return x ** 3\n"
     )
     for size in (8, 16):
@@ -262,10 +257,10 @@ def test_a_function_that_is_missing_is_shown_with_those_that_exist() -> None:
     ],
 )
 def test_a_module_that_cannot_be_imported_says_why_and_where(
-    folder: Path, text: str, says: str
+    tmp_path: Path, text: str, says: str
 ) -> None:
     number = abs(hash(text)) % 10_000_000
-    (folder / f"faulty_{number}.py").write_text(text)
+    (tmp_path / f"faulty_{number}.py").write_text(text)
     assert says.format(n=number) in refused(f"faulty_{number}:make")
 
 
