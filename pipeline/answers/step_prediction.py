@@ -29,7 +29,7 @@ from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.estimate import clock_notes
-from pipeline.prediction import Arithmetic, Prediction, SeveralGpus
+from pipeline.prediction import Arithmetic, Prediction, SeveralGpus, lacking_models
 from pipeline.question.question import Question
 from pipeline.question.settings import PredictSettings
 from pipeline.readable import listed
@@ -237,7 +237,11 @@ def predict_step(
         low, high = interval(draws_us, step_us)
     device_time = _device_time(step, predicted, timeline)
     prediction = Prediction(
-        **_as_asked(question, step, device_time["unmodelled_us"]),
+        **_as_asked(
+            question,
+            step,
+            lacking_models(device_time["unmodelled_share"], device_time["unmodelled_us"]),
+        ),
         **_memory(question.gpu, needed_bytes(step.memory, question.gpu)),
         **device_time,
         predicted_us=step_us,

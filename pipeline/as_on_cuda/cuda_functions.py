@@ -90,12 +90,6 @@ class Stream(Event):
 
     wait_event = wait_stream = Event.record
 
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
-
 
 def _new_stream(*_: Any, **__: Any) -> Stream:
     warnings.warn(
@@ -133,18 +127,7 @@ def gpu_properties(*_: Any) -> Any:
         minor=minor,
         total_memory=int(gpu.memory_bytes),
         multi_processor_count=gpu.sms,
-        max_threads_per_multi_processor=gpu.max_threads_per_sm,
-        regs_per_multiprocessor=gpu.registers_per_sm,
-        shared_memory_per_multiprocessor=gpu.shared_memory_per_sm_bytes,
-        L2_cache_size=gpu.l2_bytes,
-        warp_size=32,
-        is_integrated=False,
     )
-
-
-def _capability(*_: Any) -> tuple[int, int]:
-    gpu = gpu_properties()
-    return gpu.major, gpu.minor
 
 
 def _for_scripts(usual: Callable[..., Any], value: Callable[[], Any]) -> Callable[..., Any]:
@@ -180,9 +163,7 @@ def one_cuda_device() -> Iterator[None]:
         "get_rng_state": state,
         "get_rng_state_all": [state],
         "memory_stats": defaultdict(int),
-        "memory_stats_as_nested_dict": {},
-        **dict.fromkeys(("memory_summary", "list_gpu_processes"), ""),
-        "memory_snapshot": [],
+        "memory_summary": "",
         "cudart": SimpleNamespace(cudaProfilerStart=int, cudaProfilerStop=int),
     }
     told: dict[str, Any] = {
@@ -191,25 +172,21 @@ def one_cuda_device() -> Iterator[None]:
         "Stream": _new_stream,
         "stream": lambda stream: nullcontext(stream),
         "device": lambda device: nullcontext(device),
-        "device_of": lambda tensor: nullcontext(tensor),
         "synchronize": wait_for_device,
-        "default_generators": (torch.default_generator,),
         "get_device_properties": gpu_properties,
         "get_device_name": lambda *_: gpu_properties().name,
-        "get_device_capability": _capability,
+        "get_device_capability": lambda *_: (gpu_properties().major, gpu_properties().minor),
         "mem_get_info": lambda *_: (gpu_properties().total_memory,) * 2,
         "is_available": _for_scripts(cuda.is_available, lambda: True),
         "device_count": _for_scripts(cuda.device_count, _count),
     }
     marks: dict[str, Any] = {name: _saying(None) for name in MARKS}
-    edges: dict[str, Any] = {name: _saying(None) for name in ("start", "stop")}
     with ExitStack() as stack:
         for context in (
             replaced(cuda, **told),
             replaced(cuda.nvtx, **marks),
             replaced(cuda.nccl, version=_saying(NCCL)),
-            replaced(cuda.profiler, **edges),
-            replaced(torch.autograd.profiler, emit_nvtx=lambda *_, **__: nullcontext()),
+            replaced(cuda.profiler, start=_saying(None), stop=_saying(None)),
             replaced(torch, Generator=Generator),
             _accelerator(),
             _modules_moved_by_index(),
@@ -219,20 +196,18 @@ def one_cuda_device() -> Iterator[None]:
 
 
 def _accelerator() -> Any:
-    """`torch.accelerator` as on a machine with a GPU, where PyTorch has it."""
-    owner: Any = getattr(torch, "accelerator", None)
-    if owner is None:
-        return nullcontext()
+    """`torch.accelerator` as on a machine with a GPU."""
+    owner: Any = torch.accelerator
     told: dict[str, Callable[[], Any]] = {
         "is_available": lambda: True,
         "device_count": _count,
         "current_accelerator": lambda: torch.device("cuda"),
-        "current_device_index": lambda: 0,
     }
     answers: dict[str, Any] = {
-        name: _for_scripts(getattr(owner, name, value), value) for name, value in told.items()
+        name: _for_scripts(getattr(owner, name), told[name]) for name in told
     }
-    return replaced(owner, synchronize=wait_for_device, set_device_index=lambda *_: None, **answers)
+    index: dict[str, Any] = {"set_device_index": _saying(None), "current_device_index": _saying(0)}
+    return replaced(owner, synchronize=wait_for_device, **index, **answers)
 
 
 def _modules_moved_by_index() -> Any:

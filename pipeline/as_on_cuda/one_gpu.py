@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pipeline.as_on_cuda.cuda_functions import finds_gpu, one_cuda_device
+from pipeline.as_on_cuda.host_reads import FOLLOWED, follow_values, with_rows
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.recording_group import is_recording, recording_group
 from pipeline.as_on_cuda.shape_operators import is_empty
@@ -69,7 +70,9 @@ class OnOneDevice(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.cuda:
             waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
-            return args[0].to(self.device, non_blocking=not waits)
+            return self.__torch_function__(
+                Tensor.to, types, (args[0], self.device), {"non_blocking": not waits}
+            )
         if func is Tensor.pin_memory:
             return args[0]
         if func is Tensor.record_stream:
@@ -81,7 +84,13 @@ class OnOneDevice(TorchFunctionMode):
                 **kwargs,
                 "device": self._renamed(kwargs["device"], args[0] if args else None),
             }
-        return func(*args, **kwargs)
+        name = getattr(func, "__name__", "").strip("_")
+        if name == "repeat_interleave":
+            kwargs = with_rows(args, kwargs)
+        result = func(*args, **kwargs)
+        if self.device == "meta" and name in FOLLOWED and args and isinstance(args[0], Tensor):
+            follow_values(func, args, kwargs, result)
+        return result
 
     def _renamed(self, value: Any, moved: Any) -> Any:
         """The device instead of one that a call names; other arguments are unchanged."""

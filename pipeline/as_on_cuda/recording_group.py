@@ -65,10 +65,6 @@ class _Started(dist.Work):
         """The same as `wait`."""
         self.wait()
 
-    def result(self) -> list[Tensor]:
-        """What it received."""
-        return list(self._future.value())
-
 
 class _Met(_Started):
     """A barrier, for which the host waits until the device has finished (ProcessGroupNCCL.cpp)."""

@@ -32,7 +32,7 @@ from pipeline.graph.execution_trace import build_nodes, import_execution_trace
 from pipeline.graph.execution_trace_file import read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
-from pipeline.hardware.asked_gpu import reads_noted
+from pipeline.hardware import asked_gpu
 from pipeline.hardware.rank_layout import Layout
 from pipeline.question.options import FREE_OPTIONS
 from pipeline.workloads import make_step
@@ -59,7 +59,8 @@ def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
     Raises:
         SteptimeError: the workload cannot be made (see `pipeline.workloads.make_step`).
     """
-    with collected_warnings() as said, reads_noted() as gpus:
+    asked_gpu.READ.clear()
+    with collected_warnings() as said:
         nodes, memory, held, computed = record(config, batch_size)
     return Graph(
         write_nodes(nodes),
@@ -70,7 +71,7 @@ def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
         tuple(said),
         held,
         computed,
-        next(iter(gpus), ""),
+        "".join(asked_gpu.READ),
     )
 
 

@@ -14,8 +14,8 @@ from pipeline.hardware.spec import GpuSpec
 _ASKED: list[GpuSpec] = []
 """The GPUs of the questions whose steps are captured now; the last one counts."""
 
-_READ: list[str] = []
-"""Names of the GPUs that steps have read since the last capture began."""
+READ: set[str] = set()
+"""Names of the GPUs that the step which is captured has read: at most one. A capture empties it first."""
 
 
 @contextmanager
@@ -26,13 +26,6 @@ def capturing_for(gpu: GpuSpec) -> Iterator[None]:
         yield
     finally:
         _ASKED.pop()
-
-
-@contextmanager
-def reads_noted() -> Iterator[list[str]]:
-    """The names of the GPUs that code reads while the body runs: at most one."""
-    _READ.clear()
-    yield _READ
 
 
 def read_gpu() -> GpuSpec:
@@ -46,5 +39,5 @@ def read_gpu() -> GpuSpec:
             "torch.cuda: the properties of the GPU are known in a prediction alone; take them out"
             " of the step"
         )
-    _READ.append(_ASKED[-1].name)
+    READ.add(_ASKED[-1].name)
     return _ASKED[-1]

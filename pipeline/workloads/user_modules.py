@@ -330,6 +330,8 @@ def _resized(part: Any, samples: int | None, batch_size: int) -> Any:
         return part
     if isinstance(part, Tensor):
         sized = part.dim() > 0 and part.shape[0] == samples
+        if sized and not part.is_floating_point() and part.device.type == "cpu":
+            return part[torch.arange(batch_size) % samples]  # lengths and masks stay what they are
         return part.new_empty((batch_size, *part.shape[1:]), device="cpu") if sized else part
     if isinstance(part, Mapping):
         return {key: _resized(value, samples, batch_size) for key, value in part.items()}
