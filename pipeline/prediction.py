@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -36,6 +36,15 @@ PUBLIC = (
 
 AS_TRACED = "as traced"
 """Host, dtype and optimizer of a step that a trace shows: the trace does not name them."""
+
+
+SMALL_SHARE = 0.01
+"""Share of the device time up to which operators without a model do not make a step a lower bound."""
+
+
+def lacking_models(share: float, unmodelled: Iterable[str]) -> tuple[str, ...]:
+    """The operators without a model whose bytes say too little: all, or those of linear algebra where they are a small share."""
+    return tuple(name for name in unmodelled if share >= SMALL_SHARE or "linalg" in name)
 
 
 @dataclass(frozen=True)
@@ -228,8 +237,8 @@ class Prediction:
 
     @property
     def lower_bound(self) -> tuple[str, ...]:
-        """Operators without a model. If there are any, the step time and its interval are lower bounds."""
-        return tuple(self.unmodelled_us)
+        """Operators without a model that may take long. If there are any, the step time and its interval are lower bounds."""
+        return lacking_models(self.unmodelled_share, self.unmodelled_us)
 
     @property
     def step_ms(self) -> str:

@@ -355,7 +355,7 @@ def predict_scheduled(
     device = step.device_time()
     memory = stage_memory([piece.step.memory for piece in step.pieces], ranks)
     prediction = Prediction(
-        **answer_fields(question, first.step, device["unmodelled_us"]),
+        **answer_fields(question, first.step, device),
         **memory_fields(question.gpu, needed_bytes(memory, question.gpu)),
         **device,
         arithmetic=arithmetic_of(question.gpu, step.model_flops()),

@@ -29,7 +29,7 @@ from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.estimate import clock_notes
-from pipeline.prediction import Arithmetic, Prediction, SeveralGpus
+from pipeline.prediction import Arithmetic, Prediction, SeveralGpus, lacking_models
 from pipeline.question.question import Question
 from pipeline.question.settings import PredictSettings
 from pipeline.readable import listed
@@ -252,7 +252,7 @@ def predict_step(
     ran = ~np.isnan(timeline.device_start[:, 0])
     device = device_time(step.shown_rows(predicted, np.where(ran, central_us, 0.0)))
     prediction = Prediction(
-        **answer_fields(question, step, device["unmodelled_us"]),
+        **answer_fields(question, step, device),
         **memory_fields(question.gpu, needed_bytes(step.memory, question.gpu)),
         **device,
         arithmetic=arithmetic_of(question.gpu, step.model_flops),
@@ -294,8 +294,15 @@ def _unused_dtype(question: Question, step: StepParts) -> list[str]:
     return [] if known else [f"model.dtype={asked}: the step computes in {dtype}"]
 
 
-def answer_fields(question: Question, step: StepParts, unmodelled: Iterable[str]) -> dict[str, Any]:
-    """Fields of a `Prediction` without times: what was asked, and what to know about the step."""
+def answer_fields(question: Question, step: StepParts, device: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a `Prediction` without times: what was asked, and what to know about the step.
+
+    Args:
+        question: what is asked.
+        step: operators and device calls.
+        device: the fields of `device_time`.
+    """
+    unmodelled = lacking_models(device["unmodelled_share"], device["unmodelled_us"])
     gpu, warnings = question.gpu, [*step.warnings, *_unused_dtype(question, step)]
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
     warnings += dtype_notes(gpu, explicit_tf32, step.calls) + lower_bound_notes(unmodelled)

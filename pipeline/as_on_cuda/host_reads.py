@@ -15,7 +15,7 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.shape_operators import is_empty, is_fake, meta_operators
-from pipeline.as_on_cuda.torch_names import assumes_all_nonzero
+from pipeline.as_on_cuda.torch_names import PACKING, RECURRENT_FUNCTIONS, assumes_all_nonzero
 from pipeline.errors import ConfigError
 
 ASSUMED_NUMBER = 1.0
@@ -51,6 +51,55 @@ READS: dict[str, Callable[[Any], Any]] = {
 """Methods by which the host reads a number -> the type of what they return."""
 
 
+WITH_VALUES = ("tolist", "__int__", "__index__")
+"""Methods by which the host reads whole numbers, if it can know them."""
+
+
+def known(value: Tensor) -> Tensor | None:
+    """The numbers of a tensor without data, on the host, if the host made them; None if not (`OnOneDevice` keeps them)."""
+    make: Callable[[], Tensor] | None = getattr(value, "_steptime_values", None)
+    return None if make is None else make()
+
+
+FOLLOWED = frozenset((
+    "add", "amax", "bincount", "clone", "cumsum", "flatten", "getitem", "gt", "int", "long", "lt",
+    "max", "min", "mul", "sort", "sub", "sum", "to", "view",
+))  # fmt: skip
+"""Names, without underscores, of what keeps whole numbers known that the host made."""
+
+
+def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Keep what makes the numbers of a call's results: of the host's, moved to the device, and of what follows from them.
+
+    A count of indices finds each value equally often, as the groups of a product by experts are.
+    """
+    source, others = args[0], args[1:]
+    before: Any = getattr(source, "_steptime_values", None)
+    if func in (torch.bincount, Tensor.bincount) and not result.is_floating_point():
+        each, more = divmod(source.numel(), len(result))
+        make: Callable[[], Any] = lambda: each + (torch.arange(len(result)) < more).long()  # noqa: E731
+    elif not is_empty(source) and not source.is_floating_point():
+        make = lambda: source  # noqa: E731
+    elif before and not any(isinstance(other, Tensor) for other in others):
+        make = before if func is Tensor.to else lambda: func(before(), *others, **kwargs)
+    else:
+        return
+    several = isinstance(result, tuple)
+    for place, part in enumerate(result if several else (result,)):
+        if isinstance(part, Tensor) and is_empty(part):
+            part._steptime_values = lambda at=place: make()[at] if several else make()  # type: ignore[attr-defined]
+
+
+def with_rows(args: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keywords of `repeat_interleave` with the number of rows that it finds, for which the host waits, if it is known."""
+    counts = kwargs.get("repeats", args[min(1, len(args) - 1)])
+    values = known(counts) if isinstance(counts, Tensor) else None
+    if values is None or kwargs.get("output_size") is not None:
+        return kwargs
+    read(counts)
+    return {**kwargs, "output_size": int(values.sum())}
+
+
 def read(value: Tensor) -> None:
     """Read a tensor of one element on the host."""
     if is_empty(value):
@@ -65,15 +114,19 @@ def assumed_reads() -> Iterator[None]:
     """While the body runs, the host waits for each number or check that a step reads, and gets an assumed answer.
 
     The answers are `ASSUMED_NUMBER` and `ASSUMED_CHECKS`. A copy to the host (`.cpu()`) is also a wait; it returns only the shape.
+    Whole numbers that the host made, such as the lengths of sequences, are what they are.
 
     Floating-point numbers are mostly logged or checked to be finite. Integers (which become sizes) and results of
     comparisons have no usual answer, so PyTorch raises its error for them.
     """
-    usual: Any = {name: getattr(Tensor, name) for name in (*READS, "cpu")}
+    usual: Any = {name: getattr(Tensor, name) for name in (*READS, *WITH_VALUES, "cpu")}
 
     def answering(name: str, kind: Callable[[Any], Any]) -> Callable[[Tensor], Any]:
         def answer(self: Tensor) -> Any:
-            assumed = _answer(self)
+            if (values := known(self)) is not None:
+                read(self)
+                return usual[name](values)
+            assumed = None if name in WITH_VALUES else _answer(self)
             return kind(usual[name](self) if assumed is None else assumed)
 
         return answer
@@ -82,11 +135,18 @@ def assumed_reads() -> Iterator[None]:
         if not is_empty(self) or is_fake(self):
             return usual["cpu"](self, *args, **kwargs)
         read(self)  # the copy has all bytes; later work on the result is on the host
-        return self.view_as(self)
+        return self.view_as(self) if (values := known(self)) is None else values
 
+    def pack(x: Tensor, lengths: Tensor, *options: Any) -> Any:
+        on_host = known(lengths)
+        return packing(x, lengths if on_host is None else on_host, *options)
+
+    packing = getattr(RECURRENT_FUNCTIONS, PACKING)
+    kinds = READS | dict.fromkeys(WITH_VALUES, lambda value: value)
     with ExitStack() as stack:
-        answers: dict[str, Any] = {name: answering(name, kind) for name, kind in READS.items()}
+        answers: dict[str, Any] = {name: answering(name, kind) for name, kind in kinds.items()}
         stack.enter_context(replaced(Tensor, cpu=cpu, **answers))
+        stack.enter_context(replaced(RECURRENT_FUNCTIONS, **{PACKING: pack}))
         for owner in (torch, Tensor):
             checks = {name: usual for name, usual in ASSUMED_CHECKS.items() if hasattr(owner, name)}
             wrapped = {

@@ -1,46 +1,37 @@
-"""What a user's script says about devices before and while it trains: "cuda", `torch.cuda`, and several GPUs.
+"""What a user's script says about devices before and while it trains: "cuda", and process groups and wrappers of several GPUs.
 
-A capture has one device without data, which stands for the GPU. Tensors that the script moves or makes there are on it. A process
-group and wrappers around modules are taken as they act on one GPU, and a warning says what is left out
-(`DistributedDataParallel` is in `wrappers`).
+A capture has one device without data, which stands for the GPU. Tensors that the script moves or makes there are on it. What a
+script asks of `torch.cuda` is in `cuda_functions`. A process group and wrappers around modules are taken as they act on one GPU,
+and a warning says what is left out (`DistributedDataParallel` is in `wrappers`).
 """
 
 from __future__ import annotations
 
+import builtins
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-import torch.distributed
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pipeline.as_on_cuda.host_reads import read
+from pipeline.as_on_cuda.cuda_functions import finds_gpu, one_cuda_device
+from pipeline.as_on_cuda.host_reads import FOLLOWED, follow_values, with_rows
 from pipeline.as_on_cuda.patches import replaced
-from pipeline.as_on_cuda.recording_group import is_recording
+from pipeline.as_on_cuda.recording_group import is_recording, recording_group
 from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.errors import InputError, SteptimeWarning
+from pipeline.hardware.rank_layout import Layout
 
-NOTHING_TO_DO = (
-    "set_device",
-    "empty_cache",
-    "reset_peak_memory_stats",
-    "manual_seed",
-    "manual_seed_all",
-)
-"""Functions of `torch.cuda` that change no step."""
+FSDP = "torch.distributed.fsdp"
+"""Module of PyTorch's sharded training. It takes seconds to import, so that only a script does it."""
 
-ALONE = {
-    "destroy_process_group": None, "barrier": None, "all_reduce": None, "broadcast": None,
-    "reduce": None, "get_rank": 0, "get_world_size": 1, "get_backend": "nccl",
-}  # fmt: skip
-"""Functions of `torch.distributed` -> what they return to the only process of a group."""
-
-_TORCH = str(Path(torch.__file__).parent)
+_NOT_REPLACED = ("pipeline.", "torch.distributed.distributed_c10d")
+"""Beginnings of the names of modules that keep PyTorch's functions of process groups: they make these."""
 
 _IN_PLACE_OF_GPU: list[str] = []
 """Devices on which scripts find their GPU now; the last one is used."""
@@ -48,28 +39,19 @@ _IN_PLACE_OF_GPU: list[str] = []
 
 def stands_for_gpu(kind: str) -> bool:
     """Whether a type of device means the GPU in a step that is captured: also "cpu", where a script found no GPU here."""
-    found_none = (
-        kind == "cpu" and _IN_PLACE_OF_GPU[-1:] == ["meta"] and not torch.cuda.is_available()
-    )
+    found_none = kind == "cpu" and _IN_PLACE_OF_GPU[-1:] == ["meta"] and not finds_gpu()
     return kind in ("cuda", "meta") or found_none
 
 
 @contextmanager
 def one_gpu(device: str) -> Iterator[None]:
     """While the body runs, a user's script finds one GPU, which is `device` ("meta", or "cpu" for fake tensors)."""
-    idle: dict[str, Any] = dict.fromkeys(NOTHING_TO_DO, lambda *_, **__: None)
-    idle["synchronize"] = lambda device=None: read(torch.empty((), device="meta"))
     with ExitStack() as stack:
-        stack.enter_context(replaced(torch.cuda, current_device=lambda: 0, **idle))
-        if torch.distributed.is_available():
-            recorded = (
-                torch.distributed.is_initialized()
-            )  # a step of several ranks: its group is there
-            there: Any = {"init_process_group": lambda *_, **__: None}
-            stack.enter_context(
-                replaced(torch.distributed, **there) if recorded else _only_process()
-            )
+        stack.enter_context(one_cuda_device())
+        if dist.is_available():
+            stack.enter_context(_own_group())
         stack.enter_context(_wrappers_left_out())
+        stack.enter_context(_fully_shard_left_out())
         stack.enter_context(OnOneDevice(device))
         _IN_PLACE_OF_GPU.append(device)
         stack.callback(_IN_PLACE_OF_GPU.pop)
@@ -88,9 +70,13 @@ class OnOneDevice(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.cuda:
             waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
-            return args[0].to(self.device, non_blocking=not waits)
+            return self.__torch_function__(
+                Tensor.to, types, (args[0], self.device), {"non_blocking": not waits}
+            )
         if func is Tensor.pin_memory:
             return args[0]
+        if func is Tensor.record_stream:
+            return None
         if func is Tensor.to:
             args = (args[0], *(self._renamed(value, args[0]) for value in args[1:]))
         if kwargs.get("device") is not None:
@@ -98,7 +84,13 @@ class OnOneDevice(TorchFunctionMode):
                 **kwargs,
                 "device": self._renamed(kwargs["device"], args[0] if args else None),
             }
-        return func(*args, **kwargs)
+        name = getattr(func, "__name__", "").strip("_")
+        if name == "repeat_interleave":
+            kwargs = with_rows(args, kwargs)
+        result = func(*args, **kwargs)
+        if self.device == "meta" and name in FOLLOWED and args and isinstance(args[0], Tensor):
+            follow_values(func, args, kwargs, result)
+        return result
 
     def _renamed(self, value: Any, moved: Any) -> Any:
         """The device instead of one that a call names; other arguments are unchanged."""
@@ -109,37 +101,84 @@ class OnOneDevice(TorchFunctionMode):
         return self.device if kind == "cuda" or stays else value
 
 
-def _only_process() -> AbstractContextManager[None]:
-    """While the body runs, a script that begins a process group is the only process in it."""
-    group: Any = torch.distributed
-    begun: list[bool] = []
+@contextmanager
+def _own_group() -> Iterator[None]:
+    """While the body runs, a script that begins a process group gets one that records: of one rank, unless there is one already.
 
-    def begin(*args: Any, **kwargs: Any) -> None:
-        begun.append(True)
-        _warn("init_process_group: the step of one GPU is predicted, without exchange between GPUs")
+    It stays until the body ends. Scripts are told that NCCL is its backend. Objects, which go through the host, take no time, and
+    all ranks have those of the first.
+    """
+    usual, begun = dist.new_group, ExitStack()
 
-    def is_initialized() -> bool:
-        """PyTorch's own code, such as the profiler's, must not ask a group that is not there."""
-        return bool(begun) and not sys._getframe(1).f_code.co_filename.startswith(_TORCH)
+    def begin(*_: Any, **__: Any) -> None:
+        if not dist.is_initialized():
+            begun.enter_context(recording_group(Layout((("dp", 1),))))
+            _warn(
+                "init_process_group: the step of one GPU is predicted, without exchange between"
+                " GPUs"
+            )
 
-    def answering(usual: Callable[..., Any], value: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: value if begun else usual(*args, **kwargs)
-
-    answers: dict[str, Any] = {
-        name: answering(getattr(group, name), value) for name, value in ALONE.items()
+    told: dict[str, Any] = {
+        "init_process_group": begin,
+        "destroy_process_group": lambda group=None: None,
+        "new_group": lambda ranks=None, *_, **__: usual(ranks),
+        "get_backend": lambda group=None: dist.Backend.NCCL,
+        "monitored_barrier": lambda group=None, *_, **__: dist.barrier(group),
+        "broadcast_object_list": lambda object_list, *_, **__: None,
+        "all_gather_object": lambda object_list, obj, *_, **__: _fill(object_list, obj),
+        "gather_object": _gather_object,
+        "scatter_object_list": _scatter_object_list,
     }
-    return replaced(group, init_process_group=begin, is_initialized=is_initialized, **answers)
+    with begun, _everywhere({name: (getattr(dist, name), told[name]) for name in told}):
+        yield
+
+
+def _fill(objects: list[Any] | None, own: Any) -> None:
+    """Put an object in all places of a list."""
+    if objects:
+        objects[:] = [own] * len(objects)
+
+
+def _gather_object(obj: Any, object_gather_list: Any = None, *_: Any, **__: Any) -> None:
+    _fill(object_gather_list, obj)
+
+
+def _scatter_object_list(
+    scatter_object_output_list: Any, scatter_object_input_list: Any = None, *_: Any, **__: Any
+) -> None:
+    _fill(scatter_object_output_list, (scatter_object_input_list or [None])[0])
+
+
+@contextmanager
+def _everywhere(functions: Mapping[str, tuple[Any, Any]]) -> Iterator[None]:
+    """While the body runs, other functions take the place of PyTorch's, also where a script has imported them by name.
+
+    What the body imports has PyTorch's afterwards.
+
+    Args:
+        functions: by name: PyTorch's, and what takes its place.
+    """
+
+    def exchange(now: int, then: int) -> None:
+        for path, module in list(sys.modules.items()):
+            if not path.startswith(_NOT_REPLACED):
+                held = getattr(module, "__dict__", {})
+                for name, pair in functions.items():
+                    if held.get(name) is pair[now]:
+                        setattr(module, name, pair[then])
+
+    exchange(0, 1)
+    try:
+        yield
+    finally:
+        exchange(1, 0)
 
 
 @contextmanager
 def _wrappers_left_out() -> Iterator[None]:
     """While the body runs, wrappers for several GPUs hold or return the module alone; for a step of several GPUs they raise."""
     sync: Any = nn.SyncBatchNorm
-    usual_sync, usual_parallel, fsdp = (
-        sync.forward,
-        nn.DataParallel.__init__,
-        sys.modules.get("torch.distributed.fsdp"),
-    )
+    usual_sync, usual_parallel = sync.forward, nn.DataParallel.__init__
 
     def normalise(self: Any, x: Tensor) -> Any:
         if not is_empty(x):
@@ -162,26 +201,47 @@ def _wrappers_left_out() -> Iterator[None]:
         self.module, self.device_ids = module, []
         _warn("DataParallel: the step of one GPU is predicted, with the whole batch")
 
-    def whole(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        if is_recording():
-            raise InputError(
-                "fully_shard: FSDP is not predicted yet: leave out devices=, or take"
-                " DistributedDataParallel"
-            )
-        _warn(
-            "fully_shard: the step of one GPU is predicted, with all weights on it and without"
-            " exchange between GPUs"
-        )
-        return module
-
     with ExitStack() as stack:
         stack.enter_context(
             replaced(sync, forward=normalise, _check_input_dim=lambda self, x: None)
         )
         stack.enter_context(replaced(nn.DataParallel, __init__=hold))
-        if fsdp is not None and hasattr(fsdp, "fully_shard"):
-            stack.enter_context(replaced(fsdp, fully_shard=whole))
         yield
+
+
+@contextmanager
+def _fully_shard_left_out() -> Iterator[None]:
+    """While the body runs, `fully_shard` returns the module; it is found as soon as a script has imported it."""
+    usual: Any = builtins.__import__
+    with ExitStack() as stack:
+
+        def take() -> None:
+            own = getattr(sys.modules.get(FSDP), "fully_shard", _whole)
+            if own is not _whole:
+                stack.enter_context(_everywhere({"fully_shard": (own, _whole)}))
+
+        def load(*args: Any, **kwargs: Any) -> Any:
+            found = usual(*args, **kwargs)
+            take()
+            return found
+
+        take()
+        stack.enter_context(replaced(builtins, __import__=load))
+        yield
+
+
+def _whole(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """In place of `fully_shard`: the module as it is."""
+    if is_recording():
+        raise InputError(
+            "fully_shard: FSDP is not predicted yet: leave out devices=, or take"
+            " DistributedDataParallel"
+        )
+    _warn(
+        "fully_shard: the step of one GPU is predicted, with all weights on it and without exchange"
+        " between GPUs"
+    )
+    return module
 
 
 def _warn(text: str) -> None:

@@ -10,15 +10,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, cycle
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import destroy_process_group, init_process_group
 
 from pipeline.as_on_cuda.data_parallel import WRAPPED
+from pipeline.as_on_cuda.host_reads import read
+from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.as_on_cuda.torch_names import call_after_backward, tree_leaves
+from pipeline.errors import InputError
 from pipeline.hardware.rank_layout import Layout
 
 BACKEND = "steptime"
@@ -38,12 +42,12 @@ class _Started(dist.Work):
 
     def __init__(self, group: RecordingGroup, number: int, result: Sequence[Tensor]) -> None:
         super().__init__()
-        self._group, self._number = group, number
+        self._group, self.number = group, number
         self._result = list(result)
 
     def wait(self, timeout: Any = None) -> bool:
         """Record the wait. What holds the result from now on is the caller: its memory counts."""
-        self._group.wait_for([self._number])
+        self._group.wait_for([self.number])
         self._result = []
         return True
 
@@ -57,12 +61,28 @@ class _Started(dist.Work):
         """True: the host never waits for it."""
         return True
 
+    is_success = is_completed
+
+    def synchronize(self) -> None:
+        """The same as `wait`."""
+        self.wait()
+
+
+class _Met(_Started):
+    """A barrier, for which the host waits until the device has finished (ProcessGroupNCCL.cpp)."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Record both waits."""
+        super().wait()
+        read(torch.empty((), device="meta"))
+        return True
+
 
 def _in_place(op: str) -> Any:
     """A method of a process group whose tensors are sent and replaced by the result."""
 
-    def method(self: RecordingGroup, tensors: Any, options: Any = None) -> _Started:
-        return self._start(op, tensors, tensors, options)
+    def method(self: RecordingGroup, tensors: Any, opts: Any = None) -> _Started:
+        return self._start(op, tensors, tensors, opts)
 
     return method
 
@@ -79,9 +99,12 @@ def _between(op: str) -> Any:
 class RecordingGroup(dist.ProcessGroup):
     """Rank 0 of `ranks` along an axis of the layout, without the others."""
 
-    def __init__(self, ranks: int, axis: str) -> None:
+    group_name = ""
+
+    def __init__(self, ranks: int, axis: str, name: str = "") -> None:
         super().__init__(0, ranks)  # type: ignore[call-arg]
         self._ranks, self._axis = ranks, axis
+        self.group_name = name
         self._running: list[int] = []
         # PyTorch 2.6 waits for ever for a work that Python has let go
         self._works: list[_Started] = []
@@ -114,6 +137,9 @@ class RecordingGroup(dist.ProcessGroup):
         results = [leaf for leaf in tree_leaves(received) if isinstance(leaf, Tensor)]
         inputs = [leaf for leaf in tree_leaves(sent) if isinstance(leaf, Tensor)]
         number = next(_NUMBERS)
+        if self._ranks == 1 or not any(map(is_empty, inputs)):
+            _take_own(results, inputs)
+            return _Started(self, number, results)
         self._running.append(number)
         torch.ops.steptime_comm.issue(inputs, results, op, number, self._ranks, self._axis)
         if not getattr(options, "asyncOp", True):
@@ -125,16 +151,25 @@ class RecordingGroup(dist.ProcessGroup):
         self._works.append(_Started(self, number, results))
         return self._works[-1]
 
-    def barrier(self, options: Any = None) -> _Started:
-        """Return at once: no other rank is there."""
-        return _Started(self, -1, [])
+    def barrier(self, opts: Any = None) -> _Started:
+        """An all-reduce of one number."""
+        met = torch.empty(1, device="meta")
+        return _Met(self, self._start("all_reduce", [met], [met]).number, [met])
 
+    def send(self, *_: Any) -> _Started:
+        """Refused: an exchange between two ranks is no collective."""
+        raise InputError(
+            "torch.distributed: send and recv between two ranks are not predicted yet; take a"
+            " collective, or leave them out"
+        )
+
+    recv = recv_anysource = send
     allreduce = _in_place("all_reduce")
     allreduce_coalesced = _in_place("all_reduce")
     broadcast = _in_place("broadcast")
     reduce = _in_place("reduce")
-    allgather = _between("all_gather")
-    reduce_scatter = _between("reduce_scatter")
+    allgather = allgather_coalesced = gather = _between("all_gather")
+    scatter = reduce_scatter = _between("reduce_scatter")
     alltoall = _between("all_to_all")
     # from PyTorch 2.13 on, and before
     all_gather_single = _allgather_base = allgather_into_tensor_coalesced = _between("all_gather")
@@ -142,6 +177,16 @@ class RecordingGroup(dist.ProcessGroup):
         "reduce_scatter"
     )
     all_to_all_single = alltoall_base = _between("all_to_all")
+
+
+def _take_own(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Receive what this rank sends: alone, or in place of what others would send through their hosts."""
+    with torch.no_grad():
+        for result, own in zip(results, cycle(inputs), strict=False):
+            if result is not own:
+                times = -(-result.numel() // max(own.numel(), 1))
+                sent = own if own.shape == result.shape else own.flatten().repeat(times)
+                result.copy_(sent.view(-1)[: result.numel()].view(result.shape))
 
 
 _NUMBERS = count()
@@ -154,7 +199,7 @@ _LAYOUTS: list[Layout] = []
 def _create(options: Any, _: object) -> RecordingGroup:
     layout = _LAYOUTS[-1]
     members = list(options.global_ranks_in_group) or range(layout.ranks)
-    return RecordingGroup(options.group_size, layout.axis_of(members))
+    return RecordingGroup(options.group_size, layout.axis_of(members), options.group_id)
 
 
 @contextmanager
@@ -168,15 +213,15 @@ def recording_group(layout: Layout) -> Iterator[None]:
     _LAYOUTS.append(layout)
     WRAPPED.clear()
     try:
-        dist.init_process_group(BACKEND, rank=0, world_size=layout.ranks, store=store)
+        init_process_group(BACKEND, rank=0, world_size=layout.ranks, store=store)
         yield
     finally:
         _LAYOUTS.clear()
         WRAPPED.clear()
-        dist.destroy_process_group()
+        destroy_process_group()
         sys.excepthook = hook
 
 
 def is_recording() -> bool:
     """Whether this process plays one of several ranks."""
-    return dist.is_available() and dist.is_initialized() and dist.get_backend() == BACKEND
+    return bool(_LAYOUTS) and _LAYOUTS[-1].ranks > 1

@@ -63,6 +63,13 @@ def _ctc_loss(
     return log_probs.new_empty(batch), log_probs.new_empty(batch, frames, 2 * longest + 1)
 
 
+def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """Counts of the values from 0 on, or sums of weights: as many as asked, because indices are valid."""
+    if not minlength:
+        raise NotImplementedError("torch.bincount: how many entries it has depends on data")
+    return x.new_empty(minlength, dtype=torch.long if weights is None else weights.dtype)
+
+
 def _like(place: int) -> Callable[..., Any]:
     """A shape function of an operator whose results all have the shape and dtype of one argument."""
 
@@ -77,6 +84,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 WITHOUT_SHAPES: Mapping[str, Callable[..., Any]] = {
+    "bincount": _bincount,
     "_ctc_loss": _ctc_loss,
     "_ctc_loss.Tensor": _ctc_loss,
     **dict.fromkeys(("_ctc_loss_backward", "_ctc_loss_backward.Tensor"), _like(1)),

@@ -31,6 +31,7 @@ NAMES = {
     "torch._C._nn": "functions that autocast casts",
     "torch._C._linalg": "functions that autocast casts",
     "torch._VF": "recurrent layers call their functions there",
+    "torch._VF._pack_padded_sequence": "lengths of packed sequences, which are read on the host",
     "torch._log_softmax": "the loss of NVIDIA's GNMT, which casts within its kernel",
     "torch._refs.constant_pad_nd": "`F.pad` for symbolic sizes",
     "torch._dynamo.source.ConstantSource": "the name of a symbolic batch size",
@@ -153,6 +154,9 @@ FUNCTIONS_OF_AUTOCAST = (torch._C._nn, vars(torch._C)["_linalg"])
 
 RECURRENT_FUNCTIONS: Any = torch._VF
 """Module in which recurrent layers find `lstm`, `gru` and similar functions."""
+
+PACKING = "_pack_padded_sequence"
+"""The one of them that packs sequences, by lengths on the host."""
 
 GROUPED_PRODUCTS = "_meta_grouped_mm_common"
 """Name of PyTorch's shape function for grouped products."""

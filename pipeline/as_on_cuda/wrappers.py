@@ -31,6 +31,9 @@ from pipeline.errors import SteptimeWarning
 
 _TORCH = str(Path(torch.__file__).parent)
 
+EXCHANGE = ("no_sync", "join", "register_comm_hook")
+"""Methods of `DistributedDataParallel` that change what is exchanged, or when."""
+
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
@@ -43,7 +46,7 @@ def unwrapped() -> Iterator[None]:
             yield
         return
     kind: Any = DistributedDataParallel
-    init, forward, no_sync = kind.__init__, kind.forward, kind.no_sync
+    init, forward = kind.__init__, kind.forward
 
     def begin(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         if not _without_data(module):
@@ -65,10 +68,16 @@ def unwrapped() -> Iterator[None]:
             else forward(self, *args, **kwargs)
         )
 
-    def without_exchange(self: Any) -> Any:
-        return nullcontext() if _without_data(self.module) else no_sync(self)
+    def left_out(name: str) -> Any:
+        usual = getattr(kind, name)
 
-    with replaced(kind, __init__=begin, forward=run, no_sync=without_exchange):
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return nullcontext() if _without_data(self.module) else usual(self, *args, **kwargs)
+
+        return call
+
+    exchange: dict[str, Any] = {name: left_out(name) for name in EXCHANGE}
+    with replaced(kind, __init__=begin, forward=run, **exchange):
         yield
 
 

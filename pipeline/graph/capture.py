@@ -32,6 +32,7 @@ from pipeline.graph.execution_trace import build_nodes, import_execution_trace
 from pipeline.graph.execution_trace_file import read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
+from pipeline.hardware import asked_gpu
 from pipeline.hardware.rank_layout import Layout
 from pipeline.question.options import FREE_OPTIONS
 from pipeline.workloads import make_step
@@ -58,10 +59,20 @@ def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
     Raises:
         SteptimeError: the workload cannot be made (see `pipeline.workloads.make_step`).
     """
+    asked_gpu.READ.clear()
     with collected_warnings() as said:
         nodes, memory, held, computed = record(config, batch_size)
-    name = str(config.get("name", ""))
-    return Graph(write_nodes(nodes), memory, "cuda", name, batch_size, tuple(said), held, computed)
+    return Graph(
+        write_nodes(nodes),
+        memory,
+        "cuda",
+        str(config.get("name", "")),
+        batch_size,
+        tuple(said),
+        held,
+        computed,
+        "".join(asked_gpu.READ),
+    )
 
 
 def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Graph:

@@ -32,6 +32,10 @@ MODULE_MARK = re.compile(r"^## module (.*) ##$")
 """Annotation that names the module that runs from here on, with no name outside modules (`pipeline.graph.capture`)."""
 NAMES_OUTSIDE = {"data": "inputs", "loss": "loss", "backward": "loss", "optimizer": "optimizer"}
 """What operators outside modules belong to, by phase."""
+BETWEEN = ("data", "optimizer")
+"""Phases in which no module runs."""
+GRADIENTS_DELETED = "Optimizer.zero_grad"
+"""Beginning of an optimizer's annotation which says nothing of what follows it."""
 LAST = -1
 """Stands for the sequence number of the autograd node before."""
 AUTOGRAD = "autograd::engine::evaluate_function"
@@ -123,8 +127,8 @@ class _NodeError(Exception):
 def build_nodes(raw: Sequence[Mapping[str, Any]], sequential: bool = False) -> list[Node]:
     """Build the operators in host order; annotations are removed from the tree and give their children a phase.
 
-    `sequential`: a phase lasts until the annotation of the next phase. This is for steps under a dispatch mode, where
-    nodes are not nested correctly.
+    `sequential`: a phase lasts until the annotation of the next phase, and a module that runs after the inputs or the optimizer
+    begins a forward pass. This is for steps under a dispatch mode, where nodes are not nested correctly.
     """
     by_id = {node["id"]: node for node in raw}
     ordered = sorted((n for n in raw if n["rf_id"]), key=lambda node: int(node["rf_id"]))
@@ -135,19 +139,22 @@ def build_nodes(raw: Sequence[Mapping[str, Any]], sequential: bool = False) -> l
     module_of: dict[int, str | None] = {}
     for raw_node in ordered:
         if raw_node["scope"] == USER_SCOPE or raw_node["name"] in TRANSPARENT_NODES:
-            current = _named_phase(raw_node["name"]) or current
+            if not raw_node["name"].startswith(GRADIENTS_DELETED):
+                current = _named_phase(raw_node["name"]) or current
             if mark := MODULE_MARK.match(raw_node["name"]):
                 module = mark[1] or None
+                current = "forward" if module and current in BETWEEN else current
             continue
         threads.setdefault(raw_node["tid"], len(threads))
         parent, phase = _place(raw_node, by_id, kept)
-        phase = current if sequential else phase
         node = _node(raw_node, parent, len(kept))
         under = kept[parent] if parent is not None else None
         backward = node.name.startswith(AUTOGRAD) or (
             under is not None and under.thread == BACKWARD_THREAD
         )
         node.thread = BACKWARD_THREAD if backward or threads[raw_node["tid"]] else FORWARD_THREAD
+        if sequential:
+            phase = "backward" if backward else current
         node.phase = phase or (
             under.phase if under is not None else "backward" if node.thread else "forward"
         )

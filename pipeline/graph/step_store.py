@@ -38,6 +38,7 @@ from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory
 from pipeline.graph.table import Graph, Memory
+from pipeline.hardware.asked_gpu import capturing_for
 from pipeline.hardware.rank_layout import Groups, Layout
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
@@ -64,6 +65,7 @@ def write_graph(
         "warnings": list(graph.warnings),
         "parameters": list(graph.parameters.items()),
         "computed": graph.computed,
+        "gpu": graph.gpu,
     }
     write_table(graph.table, path, "graph", {**(provenance or {}), "graph": facts})
 
@@ -85,6 +87,7 @@ def read_graph(path: str | Path) -> Graph:
             int(facts["batch_size"]),
             tuple(facts["warnings"]),
             *(dict(facts.get(key, {})) for key in ("parameters", "computed")),
+            str(facts.get("gpu", "")),
         )
     except (KeyError, TypeError, ValueError):
         raise TableError(
@@ -139,7 +142,11 @@ class StepStore:
             SteptimeError: the workload cannot be made, or an edit matches no operator.
         """
         step = question.workload, question.batch_size, question.edit
-        graph = _recent(self._graphs, step, lambda: captured(question.workload.plain(), *step[1:]))
+        config = question.workload.plain()
+        with capturing_for(question.gpu):
+            graph = _recent(self._graphs, step, lambda: captured(config, *step[1:]))
+            if graph.gpu not in ("", question.gpu.name):
+                graph = self._graphs[step] = edited(capture(config, step[1]), question.edit)
         self._memory[step[:2]] = graph.memory
         return graph
 
@@ -154,9 +161,10 @@ class StepStore:
         """
         step = question.workload, question.batch_size, question.edit
         kinds = _recent(self._calls, step, dict)
-        kind = gpu_kind(question.gpu)
+        graph = self.graph(question)
+        kind = gpu_kind(question.gpu) + graph.gpu
         if kind not in kinds:
-            graph, key = self.graph(question), _key_if_kept(question.workload.plain(), *step[1:])
+            key = _key_if_kept(question.workload.plain(), *step[1:])
             mapped = cache(partial(map_calls, graph, question.gpu, graph.device))
             same = kept(
                 f"{kind}.json",

@@ -218,6 +218,8 @@ class Graph:
     """Number of parameters that each module holds itself, by its path, in the order of the model; empty for a trace."""
     computed: dict[str, str] = field(default_factory=dict)
     """Dtype, optimizer and attention of a step that is not a shipped workload, as its code has them."""
+    gpu: str = ""
+    """The GPU for which alone the graph holds, because the step's code reads its properties; empty: for all."""
 
     def nodes(self) -> list[Node]:
         """All rows as nodes, in host order."""

@@ -140,6 +140,8 @@ class Step:
             return
         batch = self._copied(number)
         if self.procedure is not None and self.training:
+            with phase("forward"):
+                pass  # the inputs are there: what follows is no copy of them
             try:
                 self.procedure(batch, self.optimizers)
             except (TypeError, AttributeError) as error:

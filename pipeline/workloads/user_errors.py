@@ -28,8 +28,8 @@ ADVICE = (
     (
         r"with CUDA enabled|requires CUDA|dummy base class|NVIDIA driver|CUDA error",
         (
-            "create modules and tensors on the `device` that the function receives, without streams"
-            " or CUDA graphs"
+            "create modules and tensors on the `device` that the function receives, without CUDA"
+            " graphs (predict.cuda_graph=true predicts them)"
         ),
     ),
     (
@@ -42,7 +42,7 @@ ADVICE = (
     (r"FSDP", "give the module itself, because the step of one GPU is predicted"),
     (
         r"process group|NCCL|environment variable",
-        "remove torch.distributed, because the step of one GPU is predicted",
+        "begin the process group in the step: torch.distributed.init_process_group('nccl')",
     ),
     (r"FlexAttention", "write it as F.scaled_dot_product_attention"),
     (
@@ -59,8 +59,11 @@ ADVICE = (
             " lists what may be read"
         ),
     ),
+    (r"bincount", "give minlength=, the number of its entries"),
+    (r"without output_size", "give output_size=, the number of rows of its result"),
+    (r"accelerator device when", "name the device as a text, such as f'cuda:{rank}'"),
     (
-        r"_unique|unique_dim|bincount|unique_consecutive",
+        r"_unique|unique_dim|unique_consecutive",
         "the size of its result depends on data, which the meta device does not have",
     ),
     (r"\bmeta\b|Meta", "docs/workloads.md lists what a step may not do"),

@@ -30,7 +30,7 @@ class UserModule:
     Args:
         model: a module, or a function or class that makes one without arguments.
         batch: tensors in a tuple, a dict or any nesting of them, or a function `batch_size -> batch`. The model gets the parts
-            of a tuple, or a dict as keywords.
+            of a tuple, or a dict as keywords. Flags, texts and other values beside the tensors are passed on unchanged.
         loss: (output, last part of the batch) -> scalar; the model then gets the other parts. Without it, the model itself
             returns the loss, alone or under the name `loss`, or several losses in a dict.
         optimizer: an optimizer of the module, or a class or function that makes one from the parameters; by default the one
@@ -86,7 +86,7 @@ class UserModule:
         """The step at a batch size, on the meta device or of fake tensors. One step exists at a time.
 
         Raises:
-            InputError: the model is no module, or the batch holds no tensors.
+            InputError: the model is no module.
         """
         self.restore()
         module = self.model if isinstance(self.model, nn.Module) else _made(self.model, device)
@@ -100,16 +100,24 @@ class UserModule:
             map(is_empty, [*module.parameters(), *module.buffers()])
         )
         new = _emptied(loss if made_empty else [module, *loss], device)
-        tensors, structure = tree_flatten(self._batch(batch_size))
-        inputs = [_on_host(tensor, device) for tensor in tensors]
+        parts, structure = tree_flatten(self._batch(batch_size))
+        inputs = [_on_host(part, device) for part in parts if isinstance(part, Tensor)]
+
+        def whole(tensors: Batch) -> Any:
+            """The batch as the user gave it, with these tensors in place of its own."""
+            given = iter(tensors)
+            return tree_unflatten(
+                [next(given) if isinstance(part, Tensor) else part for part in parts], structure
+            )
+
         return Step(
             [module, *loss],
             [tuple(inputs)],
-            lambda *flat: self._forward(module, tree_unflatten(flat, structure)),
-            lambda output, *flat: self._loss(output, tree_unflatten(flat, structure)),
+            lambda *flat: self._forward(module, whole(flat)),
+            lambda output, *flat: self._loss(output, whole(flat)),
             device,
             config,
-            procedure=None if self.procedure is None else self._procedure(structure),
+            procedure=None if self.procedure is None else self._procedure(whole),
             own_optimizers=self._optimizers(module, new),
         )
 
@@ -149,12 +157,14 @@ class UserModule:
         value: Tensor = self.loss(output, target)
         return value
 
-    def _procedure(self, structure: Any) -> Callable[[Batch, Sequence[Optimizer]], None]:
+    def _procedure(
+        self, whole: Callable[[Batch], Any]
+    ) -> Callable[[Batch, Sequence[Optimizer]], None]:
         """The user's procedure, which gets the batch as the user gave it. What it uses by name is restored, too."""
         procedure: Any = self.procedure
         self._undo += [_remembered(used) for used in _used_by(procedure)]
         check_procedure(procedure)
-        return lambda flat, optimizers: procedure(tree_unflatten(flat, structure), optimizers)
+        return lambda flat, optimizers: procedure(whole(flat), optimizers)
 
     def _optimizers(self, module: nn.Module, new: Mapping[int, Tensor]) -> list[Optimizer]:
         """The user's own optimizers, which update the parameters without data; none if `model.optimizer` names one."""
@@ -320,6 +330,8 @@ def _resized(part: Any, samples: int | None, batch_size: int) -> Any:
         return part
     if isinstance(part, Tensor):
         sized = part.dim() > 0 and part.shape[0] == samples
+        if sized and not part.is_floating_point() and part.device.type == "cpu":
+            return part[torch.arange(batch_size) % samples]  # lengths and masks stay what they are
         return part.new_empty((batch_size, *part.shape[1:]), device="cpu") if sized else part
     if isinstance(part, Mapping):
         return {key: _resized(value, samples, batch_size) for key, value in part.items()}
@@ -332,12 +344,8 @@ def _resized(part: Any, samples: int | None, batch_size: int) -> Any:
     )
 
 
-def _on_host(tensor: Any, device: str) -> Tensor:
+def _on_host(tensor: Tensor, device: str) -> Tensor:
     """A tensor of the batch in the memory of the host; one without data where the step is of fake tensors."""
-    if not isinstance(tensor, Tensor):
-        raise InputError(
-            f"batch=: it holds {type(tensor).__name__} beside tensors; give tensors alone"
-        )
     if tensor.device.type == "cpu" and (device == "meta" or not is_dry(device)):
         return tensor
     return torch.empty_like(tensor, device="cpu")

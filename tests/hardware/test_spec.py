@@ -28,7 +28,10 @@ WANTED = {
     "A100-SXM4-80GB", "L4", "H100", "H100-PCIe", "H200", "RTX2080Ti", "RTX3090", "A10", "A40",
     "L40S", "B200", "B300", "GB200", "GB300", "RTXPRO6000", "Xp", "P4000", "RTX2070", "MI250",
     "GV100", "MI300X", "MI250X", "A10G", "L40", "H20", "H800", "H100-NVL", "GH200", "TITANRTX",
-    "RTX6000", "A800-SXM4-80GB", "V100-PCIE-16GB", "P100-SXM2-16GB",
+    "RTX6000", "A800-SXM4-80GB", "V100-PCIE-16GB", "P100-SXM2-16GB", "GTX1080Ti", "RTX2060",
+    "RTX2080", "RTX3060", "RTX3060Ti", "RTX3070", "RTX3080Ti", "RTX4060", "RTX4060Ti", "RTX4070",
+    "RTX4080", "RTX5080", "RTXA2000", "RTXA4000", "RTXA5000", "RTX4000Ada", "RTX5000Ada", "TITANV",
+    "MI325X",
 }  # fmt: skip
 FILES = sorted((config_dir() / "gpu").glob("*.yaml"))
 
@@ -64,6 +67,13 @@ def test_every_figure_has_a_source(path: Path) -> None:
         ("NVIDIA GH200 480GB", "GH200"),
         ("AMD Instinct MI250X/MI250", "MI250X"),
         ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA GeForce RTX 3060", "RTX3060"),
+        ("NVIDIA GeForce RTX 3060 Ti", "RTX3060Ti"),
+        ("NVIDIA RTX A5000", "RTXA5000"),
+        ("A5000", "RTXA5000"),
+        ("A6000", "RTXA6000"),
+        ("NVIDIA RTX 5000 Ada Generation", "RTX5000Ada"),
+        ("NVIDIA TITAN V", "TITANV"),
     ],
 )
 def test_aliases_and_driver_names_find_their_gpu(alias: str, name: str) -> None:
@@ -172,7 +182,7 @@ def test_a_known_cuda_device_takes_its_file_and_an_unknown_one_its_properties() 
     known = cuda_spec(SimpleNamespace(name="Tesla T4", total_memory=15 << 30, major=7, minor=5))
     assert known.name == "local" and known.sms == 40 and known.memory_bytes == 15 << 30
     card = SimpleNamespace(
-        name="NVIDIA RTX A2000",
+        name="NVIDIA RTX A1000",
         total_memory=12 << 30,
         major=8,
         minor=6,

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import fully_shard
 
-from pipeline.errors import InputError
 from steptime import Step, predict
 
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
@@ -75,6 +75,7 @@ ONE_GPU = {
     ),
     "SyncBatchNorm": nn.SyncBatchNorm.convert_sync_batchnorm,
     "fully_shard": shard,
+    "fully_shard by its name": lambda model: fully_shard(model),
 }
 
 
@@ -83,7 +84,7 @@ ONE_GPU = {
 def test_a_line_for_several_gpus_is_taken_as_one_gpu_and_says_what_is_left_out(name: str) -> None:
     p, calls = predicted(step_of(ONE_GPU[name]))
     (said,) = p.warnings
-    assert said.startswith(f"{name}: the ") and "one GPU is predicted" in said
+    assert said.startswith(f"{name.split()[0]}: the ") and "one GPU is predicted" in said
     assert calls.equals(predicted(step_of(lambda model: model))[1])
 
 
@@ -117,19 +118,79 @@ def test_nothing_of_it_stays() -> None:
     assert before == after and not dist.is_initialized()
 
 
-@pytest.mark.parametrize(
-    "prepare", [lambda model: fully_shard(model), lambda model: dist.new_group() and model]
-)
-def test_what_is_not_taken_is_refused_in_one_line_with_advice(prepare: Any) -> None:
-    with pytest.raises(
-        InputError, match=r"because the step of one GPU is predicted|give the module itself"
-    ) as refused:
-        predict("V100", step=step_of(prepare))
-    assert "\n" not in str(refused.value)
+def all_ways(x: Tensor) -> None:
+    """Every collective, as four ranks and as one: sizes of lists are those of the group."""
+    own, ranks = x[0].detach(), dist.get_world_size()
+    others, group = [torch.empty_like(own) for _ in range(ranks)], dist.new_group(backend="gloo")
+    dist.all_reduce(own, async_op=True).wait()
+    dist.all_gather(others, own, async_op=True).wait()
+    dist.gather(own, others, dst=0)
+    dist.scatter(own, others, async_op=True).synchronize()
+    dist.all_to_all(others, others)
+    dist.reduce_scatter_tensor(own, torch.cat(others))
+    dist.all_gather_into_tensor(torch.empty(ranks, 64, device=own.device), own, group=group)
+    assert dist.broadcast(own, 0, async_op=True).get_future().value()[0] is own
+    objects = [None] * ranks
+    dist.all_gather_object(objects, {"a": 1}, group=group)
+    dist.gather_object(3, object_gather_list=(got := [0] * ranks))
+    dist.broadcast_object_list(objects, src=0)
+    dist.scatter_object_list(one := [None], [5] * ranks)
+    assert objects == [{"a": 1}] * ranks and got == [3] * ranks and one == [5]
+    on_host = torch.ones(2)
+    dist.all_gather([kept := torch.zeros(2), *(torch.zeros(2) for _ in others[1:])], on_host)
+    assert torch.equal(kept, on_host)
+    dist.barrier(async_op=True).wait()
+    dist.barrier(group=group, device_ids=[0])
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.filterwarnings("ignore")
+def test_a_script_of_several_ranks_runs_on_one_and_on_four(devices: int) -> None:
+    def begin(model: nn.Module) -> nn.Module:
+        dist.init_process_group("nccl")
+        assert dist.get_backend() == "nccl"
+        model = nn.parallel.DistributedDataParallel(model.to(dist.get_rank()))
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
+        return model
+
+    step = step_of(begin, all_ways)
+    p = predict("A100-SXM4-80GB", step=step, batch_size=64, devices=devices)
+    assert p.calls is not None
+    called = p.calls[p.calls["phase"] == "forward"]
+    exchanges = called.loc[called["family"] == "collective", "op"].tolist()
+    waits = (called["family"] == "memcpy_d2h").sum()
+    assert waits == 2, "the host waits at both barriers"
+    assert len(exchanges) == (10 if devices == 4 else 0)
+    assert exchanges[-2:] == ["all_reduce"] * len(exchanges[-2:]), "of one number"
+
+
+def timed() -> None:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    with torch.cuda.nvtx.range("forward"), torch.cuda.device(0):
+        end.record(torch.cuda.current_stream())
+    end.synchronize()
+    assert begin.elapsed_time(end) > 0 and end.query()
+
+
+def logged() -> None:
+    free, total = torch.cuda.mem_get_info()
+    properties = torch.cuda.get_device_properties(0)
+    assert properties.name == "V100" and properties.total_memory == total >= free > 1e10
+    assert torch.cuda.get_device_capability() == (7, 0) and torch.cuda.device_count() == 1
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_stats()["allocated"] == 0
+    assert torch.cuda.is_available() and torch.accelerator.current_device_index() == 0
 
 
 MOVES = {
     "the module": (lambda model: model.to("cuda"), lambda x: None, []),
+    "by the rank": (lambda model: model.to(0).cuda(0).to(device=0), lambda x: x.to(0), []),
+    "numbers of a generator": (
+        lambda model: model,
+        lambda x: torch.rand(5, generator=torch.Generator("cuda").manual_seed(1), device=0),
+        ["elementwise"],
+    ),
     "where no GPU was found": (lambda model: model.to(GPU), lambda x: x.to(GPU), []),
     "the batch again": (
         lambda model: model.cuda(),
@@ -148,6 +209,8 @@ MOVES = {
     ),
     "within torch.device": (lambda model: model, lambda x: torch.device("cuda").__enter__(), []),
     "a wait": (lambda model: model, lambda x: torch.cuda.synchronize(), ["memcpy_d2h"]),
+    "a wait for an event": (lambda model: model, lambda x: timed(), ["memcpy_d2h"]),
+    "a log": (lambda model: model, lambda x: logged(), []),
 }
 
 

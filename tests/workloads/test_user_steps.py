@@ -352,10 +352,6 @@ def test_grids_plans_and_advice_take_steps_of_the_user() -> None:
         ),
         ({"model": Net(), "batch": (3, 4)}, "batch=: give tensors such as (x, y)"),
         (
-            {"model": Net(), "batch": lambda size: (torch.rand(size, 64), 3)},
-            "batch=: it holds int beside tensors",
-        ),
-        (
             {"model": Net(), "batch": batch, "loss": lambda *_: 1 / 0},
             "model=Net: its code fails: ZeroDivisionError",
         ),

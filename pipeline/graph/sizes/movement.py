@@ -277,6 +277,12 @@ def item(node: Node, rule: Rule) -> Work | None:
     return None if x.host else read_by_host(x)
 
 
+@size("number")
+def number(node: Node, rule: Rule) -> Work:
+    """The host reads one number that the operator needs, such as the largest value of its input."""
+    return read_by_host(NUMBER)
+
+
 @size("collective")
 def collective(node: Node, rule: Rule) -> Work:
     """A collective of several ranks: reads what this rank sends and writes what it receives."""
