@@ -26,9 +26,10 @@ PHYSICS_SPREAD = {
 traces (docs/kernels.md)."""
 
 
-LARGE_SIDES, BEYOND_SHARE = dict.fromkeys(("M", "N", "K"), 4096.0), 1.12
+LARGE_SIDES, BEYOND_SHARE = dict.fromkeys(("M", "N", "K"), 4096.0), 1.11
 """Sides of a product that fills a GPU. Sizes beyond the samples' range add time at its rate, or that of memory, times the second
-figure: the geometric mean of ten fp32 products of 16,291 to 488,152 rows in `measurements/H100` (1.00 to 1.32)."""
+figure: the geometric mean of the four fp32 products of `measurements/H100` with more than 16,384 rows and a side of up to 300, of
+the half of the shapes that sets constants (1.04 to 1.19)."""
 
 
 @dataclass(frozen=True)
