@@ -252,7 +252,7 @@ class FittedModel(KernelModel):
             wanted = calls.drop(columns=drop)
             factor = np.where(outside, self.prior(wanted) / physics, 1.0)
             if FAMILIES[self.family].added is not None:
-                large = self.scope.clamp(clamped.iloc[:1].assign(**LARGE_SIDES))[0]
+                large = self.scope.clamp(clamped.assign(**LARGE_SIDES))[0]
                 sizes = (wanted, clamped, large)
                 large_us = np.exp(self.without_drift(large))
                 added = self.physics.added_us(self.family, *sizes, large_us)
