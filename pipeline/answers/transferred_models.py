@@ -196,7 +196,7 @@ class TransferredModel(KernelModel):
         within = calls.assign(
             **{name: side.clip(upper=SAMPLED_SIDES[name]) for name, side in sides.items()}
         )
-        large = within.iloc[:1].assign(**LARGE_SIDES)
+        large = within.assign(**LARGE_SIDES)
         large_us = self._estimate(large).kernel
         most = self._estimate(within).kernel + Physics.of(self.gpu).added_us(
             self.family, calls, within, large, large_us

@@ -59,8 +59,6 @@ class Calls:
 
 Formula = Callable[[Calls], Array]
 
-Added = Callable[[Calls, float], Array]
-
 Limit = Callable[[Calls, Array, Flags, bool], tuple[Array, Array | float]]
 
 
@@ -196,8 +194,7 @@ class Family:
         product: the matrix products that it computes.
         columns: adds its feature columns.
         spread: factors between a formula's time and the ends of its p10-p90 interval; None: that of the law.
-        added: time of calls at the chip's rates, us, from calls and the ratio of the time of large calls to that at the peak:
-            sizes beyond the samples' range add no more.
+        added: time of calls at the chip's rates, us: sizes beyond the samples' range add no more than large calls do for it.
         limit: bounds of a model's times: from calls, their times, whether sizes are inside the samples' range, and whether the
             model is of other GPUs, to a factor on the times and one on the ends of their intervals.
         outside_spread: independent error (log half-width of p10 to p90) of a call one octave or more outside the samples'
@@ -223,7 +220,7 @@ class Family:
     product: Callable[[Dims], Product] | None = None
     columns: Callable[[Columns, Calls], None] = plain_columns
     spread: Callable[[Calls, float], Array | float] | None = None
-    added: Added | None = None
+    added: Formula | None = None
     limit: Limit | None = None
     outside_spread: float = 0.25
     marks: tuple[str, ...] = ()

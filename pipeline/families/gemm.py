@@ -45,16 +45,15 @@ def computed_us(c: Calls, shortest: float = MIN_REDUCTION) -> Array:
     return product_us(c, c.chip.flop_per_us(dtype), shortest)
 
 
-def added_us(c: Calls, slower: float) -> Array:
+def added_us(c: Calls) -> Array:
     """Time of fp32 products at the rates of the chip, us, without starts and partly filled waves; NaN on tensor cores.
 
-    Large products take `slower` times as long as at the peak (a GPU may be throttled). On tensor cores, published steps with a
-    million rows agree with times in proportion to the rows.
+    On tensor cores, published steps with a million rows agree with times in proportion to the rows.
     """
-    (m, n, k, b), peak = sizes(c.d), c.chip.flop_per_us(c.dtype)
+    m, n, k, b = sizes(c.d)
     outputs = b * np.ceil(m / NARROWEST) * np.ceil(k / NARROWEST) * NARROWEST**2
     bytes_us = c.work.bytes / (1e3 * c.chip.gpu.peak_dram_gb_per_s())
-    us = np.maximum(slower * 2.0 * outputs * n / peak, bytes_us)
+    us = np.maximum(2.0 * outputs * n / c.chip.flop_per_us(c.dtype), bytes_us)
     return np.where(c.dtype == "fp32", us, np.nan)
 
 

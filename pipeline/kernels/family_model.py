@@ -242,7 +242,7 @@ class FittedModel(KernelModel):
             by_dims = calls.drop(columns=stated, errors="ignore")
             factor = np.where(outside, self.prior(by_dims) / physics, 1.0)
             if FAMILIES[self.family].added is not None:
-                large = self.scope.clamp(clamped.iloc[:1].assign(**LARGE_SIDES))[0]
+                large = self.scope.clamp(clamped.assign(**LARGE_SIDES))[0]
                 large_us = np.exp(self.without_drift(large))
                 added = self.physics.added_us(self.family, by_dims, clamped, large, large_us)
                 factor = np.fmin(factor, 1.0 + added / kernel)

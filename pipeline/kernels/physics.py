@@ -27,9 +27,11 @@ PHYSICS_SPREAD = {
 traces (docs/kernels.md)."""
 
 
-LARGE_SIDES, BEYOND_SHARE = dict.fromkeys(("M", "N", "K"), 4096.0), 1.12
-"""Sides of a product that fills a GPU. Sizes beyond the samples' range add time at its rate, or that of memory, times the second
-figure: the geometric mean of ten fp32 products of 16,291 to 488,152 rows in `measurements/H100` (1.00 to 1.32)."""
+LARGE_SIDES, BEYOND_SHARE = {"M": 8192.0, "K": 8192.0}, 1.04
+"""Rows and columns of a product that fills a GPU. Sizes beyond the samples' range add time at the rate of such a product with
+their sum's length, times the second figure: short sums reach less of the peak (a V100's of two elements 0.48 of its bandwidth, of
+256 0.82 of its peak). The figure is the mean of the four fp32 products of `measurements/H100` with more than 16,384 rows and a side
+of up to 300, of the half of the shapes that sets constants (0.96 to 1.15)."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,12 @@ class Physics(Chip):
             name: the family, which states `added`.
             calls: calls of the family.
             within: the nearest calls in the samples' range, one for each row.
-            large: a large call in that range, which takes `large_us`: it tells how far from its peak the chip runs.
+            large: large calls in that range, one for each row, which take `large_us`: how far from its peak the chip runs.
         """
         added = family(name).added
         assert added is not None
-        slower = float((large_us / added(self.calls(name, large), 1.0))[0])
-        longer, usual = (added(self.calls(name, rows), slower) for rows in (calls, within))
-        return np.where(longer > usual, BEYOND_SHARE * (longer - usual), np.nan)
+        full, longer, usual = (added(self.calls(name, rows)) for rows in (large, calls, within))
+        return np.where(longer > usual, BEYOND_SHARE * (longer - usual) * large_us / full, np.nan)
 
     def least_moving_us(self, name: str, calls: pd.DataFrame) -> Array:
         """Time of the bytes that L2 cannot hold at the datasheet's bandwidth, us, shape (rows,): no call is faster."""

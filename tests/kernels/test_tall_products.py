@@ -25,7 +25,7 @@ def test_rows_beyond_the_samples_add_time_at_the_rate_of_the_chip(gpu):
         fewer, more = kernel_us(gpu, (500_000, n, k), (1_000_000, n, k))
         arithmetic_us = 2 * 500_000 * n * k / spec.peak_gflop_per_s("fp32") / 1e3
         bytes_us = 4 * 500_000 * (n + k) / spec.peak_dram_gb_per_s() / 1e3
-        assert 0.9 < (more - fewer) / max(arithmetic_us, bytes_us) < 1.6
+        assert 0.9 < (more - fewer) / max(arithmetic_us, bytes_us) < 1.8
 
 
 def test_a_tall_product_takes_as_long_as_a_wide_one():
