@@ -28,9 +28,9 @@ GRIDS = [
     ["gpu=V100,A100", "model=gnmt", "batch_size=8,16"],
     # altered figures: each value is a GPU of its own
     [
-        "gpu=V100,A100,L4",
+        "gpu=V100,L4",
         "model=resnet50,dlrm_default",
-        "batch_size=16,32",
+        "batch_size=16",
         "gpu.dram_gb_per_s=700,1400",
     ],
     # other methods: formulas alone, the host's own statistics, a faster host, other draws, CUDA graphs
