@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -13,12 +13,11 @@ import pandas as pd
 from pipeline import plotter
 from pipeline.errors import InputError
 from pipeline.paths import short_path
+from pipeline.prediction_parts import Arithmetic, SeveralGpus, TracedStep, facts_of, lacking_models
 from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, rate, shares
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from pipeline.question.settings import Ranks
 
 MAX_NAME_LENGTH, NAMED_GPUS = 60, 3
 """Longest name of a variant, in characters, that fits on an axis; and the number of GPUs that a table names as fitting."""
@@ -36,125 +35,6 @@ PUBLIC = (
 
 AS_TRACED = "as traced"
 """Host, dtype and optimizer of a step that a trace shows: the trace does not name them."""
-
-
-SMALL_SHARE = 0.01
-"""Share of the device time up to which operators without a model do not make a step a lower bound."""
-
-
-def lacking_models(share: float, unmodelled: Iterable[str]) -> tuple[str, ...]:
-    """The operators without a model whose bytes say too little: all, or those of linear algebra where they are a small share."""
-    return tuple(name for name in unmodelled if share >= SMALL_SHARE or "linalg" in name)
-
-
-@dataclass(frozen=True)
-class TracedStep:
-    """What a trace shows of the step that a prediction starts from. Times are µs."""
-
-    gpu: str
-    """The GPU that was traced."""
-    span_us: float
-    """From the first operator of the median iteration to the end of host and device."""
-    queued_us: float
-    """Part of the span in which the device finished work that was launched before the iteration."""
-    step_us: float
-    """The rest of the span: the step."""
-    time_per_batch_us: float | None
-    """Mean time from the end of an iteration to the end of the next; None for a trace of one iteration."""
-
-    @property
-    def rows(self) -> dict[str, str]:
-        """Rows of a prediction's table: the span, the work queued before the step, the step, and the time per batch."""
-        rows = {
-            f"traced on {self.gpu}: span": milliseconds(self.span_us),
-            "  work queued before the step": milliseconds(self.queued_us),
-            "  step": milliseconds(self.step_us),
-        }
-        if self.time_per_batch_us is not None:
-            rows["  time per batch (end to end)"] = milliseconds(self.time_per_batch_us)
-        return rows
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """What a step computes on one GPU (`pipeline.answers.step_prediction.model_flops`), and the roofs of that GPU."""
-
-    model_flops: float
-    """FLOPs that the model needs for a step, without what runs again."""
-    dtype: str
-    """The dtype of most of them."""
-    peaks_tflop_per_s: Mapping[str, float]
-    """Datasheet peak of the GPU in each dtype of the step."""
-    dram_gb_per_s: float | None = None
-    """Datasheet bandwidth of its memory; None where it is not kept."""
-
-    def tflop_per_s(self, step_us: float) -> float:
-        """Achieved throughput of a step, TFLOP/s."""
-        return self.model_flops / step_us / 1e6
-
-    def mfu(self, step_us: float) -> float:
-        """Model FLOPs utilisation: that over the peak of `dtype`."""
-        return self.tflop_per_s(step_us) / self.peaks_tflop_per_s[self.dtype]
-
-
-@dataclass(frozen=True)
-class SeveralGpus:
-    """What is particular of a step on several GPUs. Times are µs of one rank."""
-
-    devices: int
-    nodes: int
-    cluster: str
-    communication_us: float
-    """Time in which collectives run."""
-    exposed_communication_us: float
-    """The part of it in which nothing else runs on the GPU."""
-    efficiency: float | None = None
-    """Throughput over that of as many single GPUs; None where one GPU cannot be predicted."""
-    dp: int = 1
-    """Replicas of the model, each with its own samples."""
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
-    """Ranks that share layers, tokens, and parts of the model."""
-    virtual_stages: int = 1
-    micro_batches: int = 1
-    """Forward and backward passes of a rank before one update."""
-
-    @classmethod
-    def of(cls, ranks: Ranks, communication_us: float, exposed_us: float) -> SeveralGpus:
-        """From how the work is shared, and the time of its exchange."""
-        of = ranks.parallel
-        return cls(
-            ranks.devices,
-            ranks.nodes,
-            ranks.cluster.name,
-            communication_us,
-            exposed_us,
-            **{name: getattr(of, name) for name in PARALLEL},
-            dp=ranks.replicas,
-        )
-
-    @property
-    def layout(self) -> str:
-        """How the work is shared, in words; empty for replicas of one pass."""
-        sizes = {name: getattr(self, name) for name in PARALLEL}
-        split = [f"{name} {size}" for name, size in sizes.items() if size > 1]
-        return ", ".join([f"dp {self.dp}", *split]) if split else ""
-
-    @property
-    def rows(self) -> dict[str, str]:
-        """Rows of a prediction's table: GPUs and what joins them, the time of their exchange, and what is lost to it."""
-        exposed = f"{milliseconds(self.exposed_communication_us)} exposed"
-        return {
-            "GPUs": f"{self.devices}, {self.nodes} x {self.cluster}",
-            "layout": self.layout,
-            "communication": f"{milliseconds(self.communication_us)}, {exposed}",
-            "scaling efficiency": "" if self.efficiency is None else f"{self.efficiency:.1%}",
-        }
-
-
-PARALLEL = ("tp", "cp", "pp", "virtual_stages", "micro_batches")
-"""Settings of `parallel` that an answer repeats."""
 
 
 class Drawn(Protocol):
@@ -433,15 +313,3 @@ class Prediction:
 
 def _words(values: Mapping[str, str]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items() if value)
-
-
-def facts_of(arithmetic: Arithmetic | None, step_us: float) -> dict[str, Any]:
-    """Keys of an answer about its arithmetic; null where it has none."""
-    a = arithmetic
-    return {
-        "model_flops": a and a.model_flops,
-        "tflop_per_s": a and a.tflop_per_s(step_us),
-        "mfu": a and a.mfu(step_us),
-        "mfu_dtype": a and a.dtype,
-        "peak_tflop_per_s": a and a.peaks_tflop_per_s[a.dtype],
-    }

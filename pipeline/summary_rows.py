@@ -11,7 +11,8 @@ import msgspec
 import pandas as pd
 
 from pipeline.errors import TableError, first_line
-from pipeline.prediction import ASKED, PARALLEL, Arithmetic, Prediction, SeveralGpus
+from pipeline.prediction import ASKED, Prediction
+from pipeline.prediction_parts import PARALLEL, Arithmetic, SeveralGpus
 
 KEPT = (
     "gpu",

@@ -36,7 +36,7 @@ from pipeline.kernels.collective_bandwidth import (
     MeasuredCurves,
     collective_model,
 )
-from pipeline.question.settings import cluster_of
+from pipeline.question.several_gpus import cluster_of
 
 V100 = "V100-SXM2-32GB"
 DECADES = range(3, 10)

@@ -30,7 +30,7 @@ from pipeline.kernels.samples import (
     with_launches,
 )
 from pipeline.model_files import list_packs, pack_models
-from pipeline.question.settings import cluster_of
+from pipeline.question.several_gpus import cluster_of
 from pipeline.readable import distinct
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.probes import calibrate_all

@@ -25,15 +25,16 @@ from pipeline.answers.step_prediction import (
     arithmetic_of,
     device_time,
     memory_fields,
+    several_gpus,
 )
 from pipeline.arrays import Array
 from pipeline.graph.device_calls import calls_table
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory
 from pipeline.hardware.rank_layout import Groups
 from pipeline.hardware.stages import of_part
-from pipeline.prediction import Prediction, SeveralGpus
+from pipeline.prediction import Prediction
 from pipeline.question.question import Question
-from pipeline.question.settings import Ranks
+from pipeline.question.several_gpus import Ranks
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Program
 from pipeline.simulate.schedule import (
@@ -53,6 +54,12 @@ BETWEEN_STAGES, TIED_WEIGHTS, NORM, GRADIENTS = (
 )  # fmt: skip
 """What ranks exchange beside what a capture shows. Gradients are those of the piece with the number behind the word."""
 
+
+COMMON: dict[str, Any] = {
+    "family": "collective", "phase": "communication", "dtype": "fp32", "stream": 0, "api": "",
+    "node_id": 0, "call": 0, "flops": 0.0, "blocking": False, "evidence": "",
+}  # fmt: skip
+"""What all rows of `exchanges` have."""
 
 LAYERS = ".layers."
 """Part of the path of every module inside a layer (`pipeline.workloads.parallel_decoder`)."""
@@ -95,12 +102,8 @@ def exchanges(question: Question, gradients: Sequence[int]) -> pd.DataFrame:
             table = int(of("vocabulary")) * int(of("width")) * element // p.tp
             exchange(TIED_WEIGHTS, "all_reduce", table, pair)
         exchange(NORM, "all_reduce", element, Groups(ranks.devices, ranks.nodes, 1))
-    common = {
-        "family": "collective", "phase": "communication", "dtype": "fp32", "stream": 0, "api": "",
-        "node_id": 0, "call": 0, "flops": 0.0, "blocking": False, "evidence": "",
-    }  # fmt: skip
-    table = calls_table([{**common, **row} for row in records])
-    return table.assign(what=np.array([row["what"] for row in records], object))
+    found: pd.DataFrame = calls_table([{**COMMON, **row} for row in records])
+    return found.assign(what=np.array([row["what"] for row in records], object))
 
 
 @dataclass(frozen=True)
@@ -368,7 +371,7 @@ def predict_scheduled(
             kind: float(share) for kind, share in first.program.host_evidence.items() if share > 0
         },
         bound=max(bounds, key=lambda name: bounds[name]),
-        several=SeveralGpus.of(ranks, moved, exposed),
+        several=several_gpus(ranks, moved, exposed),
         models_from=folders,
         draws_us=draws_us,
     )

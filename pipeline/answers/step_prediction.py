@@ -29,9 +29,11 @@ from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.estimate import clock_notes
-from pipeline.prediction import Arithmetic, Prediction, SeveralGpus, lacking_models
+from pipeline.prediction import Prediction
+from pipeline.prediction_parts import PARALLEL, Arithmetic, SeveralGpus, lacking_models
 from pipeline.question.question import Question
 from pipeline.question.settings import PredictSettings
+from pipeline.question.several_gpus import Ranks
 from pipeline.readable import listed
 from pipeline.simulate.critical_path import load_if_it_pays
 from pipeline.simulate.program import Program, StepSequence, step_sequence
@@ -329,7 +331,14 @@ def _several(question: Question, timeline: Timeline) -> SeveralGpus | None:
     """What is particular of a step on several GPUs, without its efficiency."""
     if question.ranks is None:
         return None
-    return SeveralGpus.of(question.ranks, *timeline.communication_us)
+    return several_gpus(question.ranks, *timeline.communication_us)
+
+
+def several_gpus(ranks: Ranks, communication_us: float, exposed_us: float) -> SeveralGpus:
+    """What is particular of a step on several GPUs, from how they share it and the time of their exchange."""
+    shared = {name: getattr(ranks.parallel, name) for name in PARALLEL}
+    at = ranks.devices, ranks.nodes, ranks.cluster.name
+    return SeveralGpus(*at, communication_us, exposed_us, dp=ranks.replicas, **shared)
 
 
 def arithmetic_of(gpu: GpuSpec, flops: Mapping[str, float]) -> Arithmetic | None:

@@ -22,7 +22,8 @@ from pipeline.hardware.find_gpu import describe_gpu, list_gpus, load_gpu, neares
 from pipeline.hardware.spec import GpuSpec
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
-from pipeline.prediction import AS_TRACED, ASKED, Prediction, TracedStep
+from pipeline.prediction import AS_TRACED, ASKED, Prediction
+from pipeline.prediction_parts import TracedStep
 from pipeline.prices import with_prices
 from pipeline.readable import milliseconds
 from pipeline.simulate.critical_path import simulate

@@ -12,11 +12,14 @@ from inspect import signature
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import distributed
 
 from pipeline.as_on_cuda.patches import replaced, stderr_silenced
 from pipeline.as_on_cuda.torch_names import CHECK_OF_HOOKS, FIRST_EXCHANGES, TorchDispatchMode
+from pipeline.errors import InputError
+from pipeline.hardware.rank_layout import Layout
 
 WARM_UP = 4
 """Steps before the recorded one: the reducer rebuilds its buckets in the second step, of a static graph in the third."""
@@ -127,3 +130,29 @@ def exchange_gradients(module: nn.Module, options: Mapping[str, Any], group: Any
             inside.clear()
 
     module.forward = run
+
+
+def exchanging_gradients(
+    step: Any, options: Mapping[str, Any], layout: Layout
+) -> AbstractContextManager[object]:
+    """Let a step exchange its gradients, if it does not by itself, and run it until its buckets no longer change.
+
+    Returns the context in which it runs.
+    """
+    if step.in_kernel or step.sparse_gradient_bytes:
+        raise InputError(
+            "devices: NCCL reduces no sparse gradients, and tables that their backward pass updates"
+            " have none; take model.embedding=dense (tables that are spread over GPUs are not"
+            " predicted yet)"
+        )
+    if not WRAPPED and not any(
+        isinstance(module, distributed.DistributedDataParallel) for module in step.modules
+    ):
+        several = len(layout.sizes) > 1
+        group = dist.new_group(list(layout.members("dp"))) if several else None
+        for module in step.modules:
+            if any(weight.requires_grad for weight in module.parameters()):
+                exchange_gradients(module, options, group)
+    step.without_exchange = no_exchange
+    warm_up(step)
+    return reducers_reads()

@@ -184,6 +184,8 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     reads: AbstractContextManager[object] = nullcontext()
     with run_as_on_cuda(), stepping() as stepped:
         if parallel:
+            from pipeline.as_on_cuda.data_parallel import exchanging_gradients
+
             reads = exchanging_gradients(step, config["ddp"], layout)
         elif step.training and not first and not prepared:
             step.run(0)
@@ -259,44 +261,6 @@ def first_rank(config: Mapping[str, Any]) -> AbstractContextManager[None]:
     from pipeline.as_on_cuda.recording_group import recording_group
 
     return recording_group(layout)
-
-
-def exchanging_gradients(
-    step: Step, options: Mapping[str, Any], layout: Layout
-) -> AbstractContextManager[object]:
-    """Let a step exchange its gradients, if it does not by itself, and run it until its buckets no longer change.
-
-    Returns the context in which it runs.
-    """
-    from torch.nn.parallel import DistributedDataParallel
-
-    from pipeline.as_on_cuda.data_parallel import (
-        WRAPPED,
-        exchange_gradients,
-        no_exchange,
-        reducers_reads,
-        warm_up,
-    )
-
-    if step.in_kernel or step.sparse_gradient_bytes:
-        raise InputError(
-            "devices: NCCL reduces no sparse gradients, and tables that their backward pass updates"
-            " have none; take model.embedding=dense (tables that are spread over GPUs are not"
-            " predicted yet)"
-        )
-    if not WRAPPED and not any(
-        isinstance(module, DistributedDataParallel) for module in step.modules
-    ):
-        from torch.distributed import new_group
-
-        several = len(layout.sizes) > 1
-        group = new_group(list(layout.members("dp"))) if several else None
-        for module in step.modules:
-            if any(weight.requires_grad for weight in module.parameters()):
-                exchange_gradients(module, options, group)
-    step.without_exchange = no_exchange
-    warm_up(step)
-    return reducers_reads()
 
 
 @contextmanager

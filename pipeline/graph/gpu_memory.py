@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipeline.graph.table import Memory
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.stages import in_flight, of_part
-from pipeline.question.settings import Ranks
+from pipeline.question.several_gpus import Ranks
 
 BLOCK_BYTES = 512
 """PyTorch's allocator rounds each tensor up to a multiple of this: `kMinBlockSize` in c10/cuda/CUDACachingAllocator.cpp."""

@@ -17,9 +17,9 @@ from pipeline.question.settings import (
     KernelSettings,
     Option,
     OverheadSettings,
-    ParallelSettings,
     PredictSettings,
 )
+from pipeline.question.several_gpus import ParallelSettings
 from pipeline.yaml_text import load_yaml
 
 GROUPS = ("gpu", "model", "kernels", "overheads", "parallel")
@@ -97,7 +97,7 @@ _WORKLOADS = {
         " core of attention) or full (each layer)"
     ),
     "kv_heads": Option("heads of keys and values; null: as many as of queries", whole=True),
-    "ffn_width": Option("width of the feed-forward network; null: four times the width", whole=True),
+    "ffn_width": Option("width of the feed-forward layers; null: four times the width", whole=True),
     "activation": Option("between the layers of the feed-forward network", ("gelu", "swiglu")),
     "tied": Option("true: the output layer has the weights of the embedding"),
     "accumulation": Option(

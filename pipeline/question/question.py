@@ -49,19 +49,16 @@ from pipeline.question.compose import (
 )
 from pipeline.question.options import GROUPS, NAMED_BY, SECTION_KINDS, option_of
 from pipeline.question.settings import (
-    RANKS_KEYS,
     CollectSettings,
     EditSettings,
     FrozenDict,
     KernelSettings,
     OverheadSettings,
     PredictSettings,
-    Ranks,
     plain,
-    unread_alone,
-    with_exchange,
     written,
 )
+from pipeline.question.several_gpus import RANKS_KEYS, Ranks, unread_alone, with_exchange
 from pipeline.question.variants import (
     changed_values,
     chosen_methods,

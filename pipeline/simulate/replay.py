@@ -21,7 +21,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import MIN_COMMON, merged, summarise
 from pipeline.overheads.statistics import calibrate as factor_of
-from pipeline.prediction import Arithmetic
+from pipeline.prediction_parts import Arithmetic
 from pipeline.schemas import refuse_overwriting
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.measured_rows import measured_rows, shifted_rows

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.arrays import Array
-from pipeline.prediction import Arithmetic, facts_of
+from pipeline.prediction_parts import Arithmetic, facts_of
 from pipeline.readable import milliseconds
 from pipeline.simulate.program import Program
 from pipeline.simulate.timeline import Timeline

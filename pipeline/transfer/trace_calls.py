@@ -22,7 +22,7 @@ from pipeline.graph.execution_trace import DTYPES
 from pipeline.graph.opmap import find_row
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.prediction import Arithmetic
+from pipeline.prediction_parts import Arithmetic
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import Category
 from pipeline.transfer import scaling_methods as methods

@@ -316,7 +316,8 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
         _must_divide(("model.seq_len over parallel.cp", tokens // cp), ("parallel.tp", tp))
     if cp > 1 and not fused:
         raise ConfigError(
-            f"parallel.cp={cp}: attention over the tokens of other ranks is one operator; take model.attention=fused"
+            f"parallel.cp={cp}: attention over the tokens of other ranks is one operator;"
+            " take model.attention=fused"
         )
     multiple = VOCABULARY_MULTIPLE * tp
     return Sizes(

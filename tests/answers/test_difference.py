@@ -20,7 +20,8 @@ from pipeline.answers.engine import engine
 from pipeline.cli import app
 from pipeline.commands.codesign_commands import two_points
 from pipeline.errors import InputError
-from pipeline.prediction import Prediction, SeveralGpus
+from pipeline.prediction import Prediction
+from pipeline.prediction_parts import SeveralGpus
 from pipeline.question.question import expand
 from tests.predictions import predicted
 from tests.show.figure_texts import problems

@@ -21,7 +21,7 @@ from evaluation.pages.grid_accuracy import published_steps
 from evaluation.published.published_lin2022 import read_cnn, read_dlrm
 from pipeline.flow import key_of
 from pipeline.paths import project_dir, transfer_dir
-from pipeline.prediction import SeveralGpus
+from pipeline.prediction_parts import SeveralGpus
 from pipeline.show.figures import board
 from pipeline.show.figures.board import NARROW, WIDE, Page
 from pipeline.show.figures.gallery import INDEX, Artifacts, category_of, draw, draw_all

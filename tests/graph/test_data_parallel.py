@@ -26,7 +26,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.rank_layout import Layout, stream_of
 from pipeline.paths import project_dir
 from pipeline.question.question import ask
-from pipeline.question.settings import DdpSettings
+from pipeline.question.several_gpus import DdpSettings
 from pipeline.workloads.training_step import Step
 from tests.graph.gloo_buckets import CASES
 

@@ -19,7 +19,8 @@ from pipeline.answers import answer_files
 from pipeline.answers.engine import Answer
 from pipeline.answers.memory_fit import first_digits
 from pipeline.errors import ConfigError, InputError
-from pipeline.prediction import Arithmetic, Prediction, SeveralGpus
+from pipeline.prediction import Prediction
+from pipeline.prediction_parts import Arithmetic, SeveralGpus
 from pipeline.prices import Order, in_order
 from pipeline.question.question import Question, expand
 from pipeline.schemas import read_table

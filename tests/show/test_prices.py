@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import ConfigError, InputError
 from pipeline.paths import config_dir
-from pipeline.prediction import SeveralGpus
+from pipeline.prediction_parts import SeveralGpus
 from pipeline.prices import (
     COLUMNS,
     Order,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline import load_trace
-from pipeline.answers.tracker import MovableTrace
+from pipeline.answers.traced_step import TrackedTrace
 from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, memcpy, op, write
 
 STEP = annotation("ProfilerStep#0", 0, 20)
@@ -17,7 +17,7 @@ GRID = {"grid": [1024, 1, 1], "block": [256, 1, 1]}
 
 def traced(
     folder: Path, events: list[dict[str, Any]], gpu: str = "Tesla V100-SXM2-16GB"
-) -> MovableTrace:
+) -> TrackedTrace:
     """The events as the trace of a GPU."""
     return load_trace(write(folder, events, deviceProperties=[{**PROPERTIES[0], "name": gpu}]))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from pipeline.errors import InputError
-from pipeline.prediction import lacking_models
+from pipeline.prediction_parts import lacking_models
 from steptime import Step, compare, predict
 
 pytestmark = pytest.mark.filterwarnings("ignore::pipeline.errors.SteptimeWarning")

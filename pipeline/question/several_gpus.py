@@ -1,0 +1,259 @@
+"""How several GPUs share a step: the section `parallel`, and the ranks that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.hardware.clusters import (
+    AUTO,
+    Cluster,
+    check_fabric,
+    load_cluster,
+    usual_cluster,
+)
+from pipeline.hardware.find_gpu import LOCAL
+from pipeline.hardware.rank_layout import Layout
+from pipeline.hardware.spec import GpuSpec
+from pipeline.question.settings import option, written
+
+RANKS_KEYS = ("devices", "nodes", "cluster", "parallel")
+"""Keys of the configuration that say how many GPUs share a step, and how."""
+
+MAX_DEVICES = 100_000
+
+SPLIT_MODELS = ("gpt", "llama")
+"""Architectures whose code runs on several ranks along other axes than `dp`."""
+
+ONE_BUCKET_MB = 1_000_000
+"""Size of a bucket that holds all gradients."""
+
+
+@dataclass(frozen=True)
+class DdpSettings:
+    """Options of `DistributedDataParallel`, and of its hook that compresses gradients."""
+
+    bucket_cap_mb: float = option("MiB of gradients that are exchanged together", 25)
+    gradient_as_bucket_view: bool = option("true: no copies between gradients and buckets", False)
+    static_graph: bool = option("true: the graph is the same in every step", False)
+    broadcast_buffers: bool = option(
+        "true: the first rank's buffers (batch norm) are sent to all before each step", True
+    )
+    find_unused_parameters: bool = option(
+        "true: parameters without a gradient are looked for", False
+    )
+    compression: str = option(
+        "dtype in which gradients are exchanged", "none", values=("none", "fp16", "bf16")
+    )
+
+
+@dataclass(frozen=True)
+class ParallelSettings(DdpSettings):
+    """Section `parallel`: along which axes the work is split, and how replicas exchange gradients."""
+
+    name: str = "ddp"
+    tp: int = option("ranks that share each layer (tensor parallelism)", 1)
+    cp: int = option("ranks that share the tokens of a sequence (context parallelism)", 1)
+    pp: int = option("parts of the model in a pipeline", 1)
+    virtual_stages: int = option("parts of the model on each stage (interleaved schedule)", 1)
+    micro_batches: int = option("forward and backward passes of a rank before one update", 1)
+    overlap: bool = option("false: gradients are exchanged after the last backward pass", True)
+    sequence: bool = option(
+        "with tp: activations between products are split over tokens (sequence parallelism)", True
+    )
+    zero: bool = option(
+        "true: each replica updates a part of the weights (ZeRO-1, distributed optimizer)", False
+    )
+
+    @property
+    def shares(self) -> int:
+        """Ranks that hold one replica of the model together."""
+        return self.tp * self.cp * self.pp
+
+    @property
+    def parts(self) -> int:
+        """Parts into which the layers are cut."""
+        return self.pp * self.virtual_stages
+
+    @property
+    def exchange(self) -> dict[str, Any]:
+        """How replicas exchange gradients, as a capture reads it."""
+        options = {entry.name: getattr(self, entry.name) for entry in fields(DdpSettings)}
+        return options if self.overlap else {**options, "bucket_cap_mb": ONE_BUCKET_MB}
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The GPUs of a step of several ranks, one rank each.
+
+    Attributes:
+        devices: number of GPUs.
+        nodes: number of machines.
+        cluster: what joins them.
+        parallel: how they share the work.
+        layers: of each part of a model that is captured layer by layer (`SPLIT_MODELS`); 0 for others.
+    """
+
+    devices: int
+    nodes: int
+    cluster: Cluster
+    parallel: ParallelSettings
+    layers: int = 0
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], gpu: GpuSpec, model: Mapping[str, Any]) -> Ranks | None:
+        """The ranks that a configuration asks for; None for one GPU.
+
+        Args:
+            config: values of `RANKS_KEYS`.
+            gpu: what each rank has.
+            model: section `model`.
+
+        Raises:
+            UnknownNameError: there is no such cluster.
+            ConfigError: the numbers make no sense.
+        """
+        devices = _count(config["devices"], "devices")
+        parallel = ParallelSettings(**config["parallel"])
+        _check_shares(devices, parallel, model)
+        if devices == parallel.micro_batches == 1:
+            return None
+        _check_work(f"devices={devices}", model)
+        if gpu.name == LOCAL:
+            raise ConfigError(
+                f"gpu=local devices={devices}: this machine's device is measured alone; name a GPU,"
+                " such as gpu=A100"
+            )
+        cluster = cluster_of(str(config["cluster"]), gpu)
+        fewest = -(-devices // cluster.gpus_per_node)
+        nodes = fewest if config["nodes"] == AUTO else _count(config["nodes"], "nodes")
+        given = f"devices={devices} nodes={nodes}"
+        room = f"a node of {cluster.name} holds {cluster.gpus_per_node} GPUs"
+        if devices % nodes:
+            if config["nodes"] == AUTO:
+                given = f"devices={devices}: {room}, so {nodes} are needed"
+            raise ConfigError(
+                f"{given}: each node holds the same number of GPUs; give a multiple of {nodes}"
+            )
+        if devices // nodes > cluster.gpus_per_node:
+            raise ConfigError(
+                f"{given}: {room}; take nodes={fewest}, or another cluster (steptime clusters)"
+            )
+        split = model.get("architecture") in SPLIT_MODELS
+        layers = int(model["layers"]) // parallel.parts if split else 0
+        return cls(devices, nodes, cluster, parallel, layers)
+
+    @property
+    def layout(self) -> Layout:
+        """The ranks by axes, in Megatron-LM's order: ranks that share layers are neighbours."""
+        of = self.parallel
+        sizes = {"tp": of.tp, "cp": of.cp, "dp": self.replicas, "pp": of.pp}
+        return Layout(tuple((axis, size) for axis, size in sizes.items() if size > 1), self.nodes)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the model, each with its own samples."""
+        return self.devices // self.parallel.shares
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a step is put together from several passes: of micro-batches, layers, and parts of a pipeline."""
+        return self.layers > 0 or self.parallel.micro_batches > 1
+
+    def names(self, gpu: GpuSpec) -> list[str]:
+        """The parts of a variant's name: what differs from one GPU, and from the defaults."""
+        usual, of = asdict(ParallelSettings()), asdict(self.parallel)
+        differing = {key: value for key, value in of.items() if value != usual[key]}
+        fewest = -(-self.devices // self.cluster.gpus_per_node)
+        names = [f"devices-{self.devices}"]
+        names += [] if self.nodes == fewest else [f"nodes-{self.nodes}"]
+        names += [] if self.cluster == usual_cluster(gpu) else [f"cluster-{self.cluster.name}"]
+        return names + [f"parallel.{key}-{value}" for key, value in differing.items()]
+
+
+def cluster_of(name: str, gpu: GpuSpec) -> Cluster:
+    """The cluster of a name or file, or the usual one of a GPU (`AUTO`), after a check that the GPU fits into it.
+
+    Raises:
+        UnknownNameError: there is no such cluster.
+        ConfigError: the GPU does not fit into it.
+    """
+    cluster = usual_cluster(gpu) if name == AUTO else load_cluster(name)
+    check_fabric(cluster, gpu)
+    return cluster
+
+
+def unread_alone(config: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[str, ...]:
+    """A sentence on options of several GPUs that were given for one; in a sweep over `devices` they are for the others."""
+    changed = [key for key in ("nodes", "cluster", "parallel") if config[key] != usual[key]]
+    return (f"one GPU exchanges nothing and does not read {', '.join(changed)}",) if changed else ()
+
+
+def with_exchange(
+    ranks: Ranks | None, model: Mapping[str, Any], usual: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Section `model` and that of the files, with `layout` and `ddp`: the ranks of a step, and how they exchange gradients.
+
+    A user's own step may read how many ranks there are, so it is captured with all of them.
+    """
+    if ranks is None:
+        return dict(model), dict(usual)
+    of, layout = ranks.parallel, ranks.layout
+    if ranks.layers:
+        inside = {axis: size for axis, size in layout.sizes if axis in ("tp", "cp")}
+        added: dict[str, Any] = {
+            "sequence": of.sequence,
+            "owners": ranks.replicas if of.zero else 1,
+        }
+        added |= {"layout": inside} if inside else {}
+        added["part"] = "whole" if of.parts == 1 else "first"
+    else:
+        sizes = layout.captured(reads_ranks=model.get("architecture") == "custom")
+        added = {"layout": sizes, "ddp": of.exchange} if sizes else {}
+    if of.micro_batches > 1:  # gradients of later micro-batches are added to those that are there
+        added["set_to_none"] = False
+    return {**model, **added}, {**usual, **{key: {} for key in added}}
+
+
+def _check_shares(devices: int, parallel: ParallelSettings, model: Mapping[str, Any]) -> None:
+    """Refuse ranks that do not divide each other or the model."""
+    of, architecture = parallel, model.get("architecture")
+    if of.shares * of.virtual_stages > 1 and architecture not in SPLIT_MODELS:
+        raise ConfigError(
+            f"parallel.tp={of.tp} parallel.cp={of.cp} parallel.pp={of.pp}: {model['name']} is not"
+            " written for it; take model=gpt or model=llama with the sizes of yours"
+            " (docs/many_gpus.md)"
+        )
+    if devices % of.shares:
+        raise ConfigError(
+            f"devices={devices}: not a multiple of tp x cp x pp = {of.tp} x {of.cp} x {of.pp} ="
+            f" {of.shares}; replicas of the model have that many GPUs"
+        )
+    if of.virtual_stages > 1 and (of.pp == 1 or of.micro_batches % of.pp):
+        raise ConfigError(
+            f"parallel.virtual_stages={of.virtual_stages}: the interleaved schedule needs"
+            f" parallel.pp above 1 and parallel.micro_batches as a multiple of it, not"
+            f" pp={of.pp} and micro_batches={of.micro_batches}"
+        )
+    if of.parts > 1 and int(model["layers"]) % of.parts:
+        raise ConfigError(
+            f"model.layers={model['layers']}: not a multiple of pp x virtual_stages = {of.pp} x"
+            f" {of.virtual_stages}; each part of the pipeline has the same number of layers"
+        )
+
+
+def _check_work(devices: str, model: Mapping[str, Any]) -> None:
+    """Refuse what several GPUs cannot do."""
+    if model.get("mode") == "inference":
+        raise ConfigError(
+            f"{devices} model.mode=inference: GPUs that infer exchange nothing; multiply the"
+            " throughput of one"
+        )
+
+
+def _count(value: object, key: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DEVICES:
+        raise ConfigError(f"{key}={written(value)}: give a whole number from 1 to {MAX_DEVICES:,}")
+    return value
