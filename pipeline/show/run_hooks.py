@@ -131,9 +131,9 @@ def _grid_order(root: Path) -> dict[Any, int]:
     """Place of each point in the grids of a results folder: the last grid first, each in the order that was asked."""
     order: dict[Any, int] = {}
     for file in sorted(root.glob(f"grids/*/{ORDER}"), key=lambda path: -path.stat().st_mtime):
-        with suppress(OSError, ValueError, TypeError):
+        with suppress(OSError, ValueError, TypeError, LookupError):
             for key in json.loads(file.read_text(encoding="utf-8")):
-                order.setdefault(tuple(key), len(order))
+                order.setdefault((*key[:3], int(key[3])), len(order))
     return order
 
 
