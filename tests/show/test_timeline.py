@@ -19,12 +19,11 @@ from evaluation.pages.chromium import Page
 from pipeline.prediction import Prediction
 from pipeline.show.html_report import page_policy
 from pipeline.simulate import measured_rows
-from pipeline.simulate import timeline_events as predicted_rows
 from pipeline.simulate.measured_rows import measured_events
 from pipeline.simulate.replay import replay
 from pipeline.simulate.step_rows import EARLIER, critical_slices, idle_slices, lanes
 from pipeline.simulate.timeline import Timeline
-from pipeline.simulate.timeline_events import timeline_events
+from pipeline.simulate.timeline_events import DEVICE_PID, timeline_events
 from pipeline.simulate.timeline_page import page_data, write_timeline
 from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 
@@ -279,9 +278,7 @@ def test_collectives_of_the_backward_phase_are_communication(tmp_path: Path) -> 
     replay(write(tmp_path, events), timeline=out)
     trace = json.loads(out.read_text())
     (moving,) = slices(trace, lambda e: e["cat"] == "communication")
-    (collective,) = slices(
-        trace, lambda e: e["name"].startswith("nccl") and e["pid"] == predicted_rows.DEVICE_PID
-    )
+    (collective,) = slices(trace, lambda e: e["name"].startswith("nccl") and e["pid"] == DEVICE_PID)
     assert (
         (moving["ts"], moving["dur"])
         == (collective["ts"], collective["dur"])
