@@ -146,7 +146,8 @@ def unseen_factors(calls: pd.DataFrame, tested: pd.DataFrame) -> Array:
         table[names].convert_dtypes().astype(object).fillna("").astype(str).agg("|".join, axis=1)
         for table in (calls, tested)
     )
-    ratio = np.log(tested["predicted_us"] / tested["kernel_us"]).groupby(known).mean()
+    logs: pd.Series = (tested["predicted_us"] / tested["kernel_us"]).map(np.log)
+    ratio = logs.groupby(known).mean()
     return np.asarray(np.exp(asked.map(ratio).fillna(0.0)), np.float64)
 
 

@@ -75,7 +75,7 @@ def exchanges(question: Question, gradients: Sequence[int]) -> pd.DataFrame:
         question: what is asked.
         gradients: bytes of the gradients of each piece (`Question.chunks`).
     """
-    ranks, of = question.ranks, question.workload.get
+    ranks, of = question.ranks, question.workload
     assert ranks is not None
     p, layout, records = ranks.parallel, ranks.layout, []
 
@@ -95,11 +95,11 @@ def exchanges(question: Question, gradients: Sequence[int]) -> pd.DataFrame:
         on_node = ranks.devices // ranks.nodes
         far = ranks.nodes > 1 and ranks.devices // p.pp >= on_node
         pair = Groups(2, 2, on_node) if far else Groups(2, 1, 1)
-        element = 2 if of("precision") == "pure" else 4
-        tokens = question.batch_size * int(of("seq_len")) // p.cp
-        exchange(BETWEEN_STAGES, "send_recv", tokens * int(of("width")) * element // p.tp, pair)
-        if of("tied"):
-            table = int(of("vocabulary")) * int(of("width")) * element // p.tp
+        element = 2 if of["precision"] == "pure" else 4
+        tokens = question.batch_size * int(of["seq_len"]) // p.cp
+        exchange(BETWEEN_STAGES, "send_recv", tokens * int(of["width"]) * element // p.tp, pair)
+        if of["tied"]:
+            table = int(of["vocabulary"]) * int(of["width"]) * element // p.tp
             exchange(TIED_WEIGHTS, "all_reduce", table, pair)
         exchange(NORM, "all_reduce", element, Groups(ranks.devices, ranks.nodes, 1))
     found: pd.DataFrame = calls_table([{**COMMON, **row} for row in records])

@@ -29,7 +29,7 @@ from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.estimate import clock_notes
-from pipeline.prediction import Prediction
+from pipeline.prediction import Drawn, Prediction
 from pipeline.prediction_parts import PARALLEL, Arithmetic, SeveralGpus, lacking_models
 from pipeline.question.question import Question
 from pipeline.question.settings import PredictSettings
@@ -164,7 +164,7 @@ class StepParts:
             graph.parameters,
             flops,
             computed,
-            module_of.loc[sequence.items.node].to_numpy(object),
+            module_of.reindex(sequence.items.node).to_numpy(object),
         )
 
     def shown_rows(self, predicted: pd.DataFrame, us: Array) -> pd.DataFrame:
@@ -212,7 +212,7 @@ class SimulatedStep:
 
     prediction: Prediction
     timeline: Timeline
-    drawn: DrawnStep | None
+    drawn: Drawn | None
 
 
 def predict_step(

@@ -99,7 +99,7 @@ def _between(op: str) -> Any:
 class RecordingGroup(dist.ProcessGroup):
     """Rank 0 of `ranks` along an axis of the layout, without the others."""
 
-    group_name = ""
+    group_name: Any = ""
 
     def __init__(self, ranks: int, axis: str, name: str = "") -> None:
         super().__init__(0, ranks)  # type: ignore[call-arg]
@@ -163,7 +163,7 @@ class RecordingGroup(dist.ProcessGroup):
             " collective, or leave them out"
         )
 
-    recv = recv_anysource = send
+    recv = recv_anysource = send  # type: ignore[assignment]
     allreduce = _in_place("all_reduce")
     allreduce_coalesced = _in_place("all_reduce")
     broadcast = _in_place("broadcast")

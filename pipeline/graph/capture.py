@@ -183,7 +183,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     )
     reads: AbstractContextManager[object] = nullcontext()
     with run_as_on_cuda(), stepping() as stepped:
-        if parallel:
+        if parallel and layout is not None:
             from pipeline.as_on_cuda.data_parallel import exchanging_gradients
 
             reads = exchanging_gradients(step, config["ddp"], layout)

@@ -86,7 +86,8 @@ def read_graph(path: str | Path) -> Graph:
             facts["model"],
             int(facts["batch_size"]),
             tuple(facts["warnings"]),
-            *(dict(facts.get(key, {})) for key in ("parameters", "computed")),
+            dict(facts.get("parameters", {})),
+            dict(facts.get("computed", {})),
             str(facts.get("gpu", "")),
         )
     except (KeyError, TypeError, ValueError):

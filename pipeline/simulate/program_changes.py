@@ -91,7 +91,7 @@ def without_host(program: Program) -> Program:
     """The program on a host that takes no time and is always ahead of its device."""
     nothing = np.zeros(len(program))
     times = ("lead_us", "gap_us", "api_us", "tail_us", "latency_us")
-    return replace(program, **dict.fromkeys(times, nothing), queue_depth=0)
+    return replace(program, queue_depth=0, **{name: nothing for name in times})  # type: ignore[arg-type]
 
 
 PUBLISHED_GAP_US = 1.0

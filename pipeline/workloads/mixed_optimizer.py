@@ -31,7 +31,7 @@ class MainWeights(torch.optim.Adam):
         return tensor.flatten()[: -(-tensor.numel() // self.owners)] if self.owners > 1 else tensor
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Update the weights from their gradients."""
         mains: list[Tensor] = [weight for group in self.param_groups for weight in group["params"]]
         for main, half in zip(mains, self.halves, strict=True):

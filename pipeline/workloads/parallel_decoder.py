@@ -100,7 +100,7 @@ class Core(nn.Module):
     def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))
         share = self.sizes.dropout if self.training else 0.0
-        grouped = {"enable_gqa": True} if q.shape[2] != k.shape[2] else {}
+        grouped: Any = {"enable_gqa": True} if q.shape[2] != k.shape[2] else {}
         seen = F.scaled_dot_product_attention(q, k, v, dropout_p=share, is_causal=True, **grouped)
         return seen.permute(2, 0, 1, 3).flatten(2)
 
@@ -146,7 +146,7 @@ class Attention(nn.Module):
         width, groups = self.sizes.head_width, self.kv_heads
         of_group = self.heads // groups
         parts = qkv.view(*qkv.shape[:2], groups, (of_group + 2) * width)
-        q, k, v = parts.split([of_group * width, width, width], -1)
+        q, k, v = torch.split(parts, [of_group * width, width, width], -1)  # type: ignore[no-untyped-call]
         return q.reshape(*qkv.shape[:2], self.heads, width), k, v
 
 
@@ -247,9 +247,9 @@ class DecoderPart(nn.Module):
             x = self.embedded(ids)
         else:
             rows = tokens // sizes.shards.ranks if sizes.shards.splits_tokens else tokens
-            weight = self.layers[0].norm.weight
+            (weight, *_) = self.layers.parameters()
             x = weight.new_empty(rows, len(ids), sizes.width).requires_grad_(self.training)
-        angles = self.angles if sizes.llama else None
+        angles: Any = self.angles if sizes.llama else None
         for layer in self.layers:
             again = sizes.checkpointing == "full" and self.training
             x = checkpoint(layer, x, angles, use_reentrant=False) if again else layer(x, angles)

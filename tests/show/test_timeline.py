@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pipeline.simulate import measured_rows
-from pipeline.simulate import timeline_events as predicted_rows
 from pipeline.simulate.measured_rows import measured_events
 from pipeline.simulate.replay import replay
 from pipeline.simulate.step_rows import EARLIER, critical_slices, idle_slices, lanes
+from pipeline.simulate.timeline_events import DEVICE_PID
 from tests.show.timelines import Event, Step, slices
 from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 
@@ -164,9 +164,7 @@ def test_collectives_of_the_backward_phase_are_communication(tmp_path: Path) -> 
     replay(write(tmp_path, events), timeline=out)
     drawn = json.loads(out.read_text())["traceEvents"]
     (moving,) = slices(drawn, lambda e: e["cat"] == "communication")
-    (collective,) = slices(
-        drawn, lambda e: e["name"].startswith("nccl") and e["pid"] == predicted_rows.DEVICE_PID
-    )
+    (collective,) = slices(drawn, lambda e: e["name"].startswith("nccl") and e["pid"] == DEVICE_PID)
     assert (
         (moving["ts"], moving["dur"])
         == (collective["ts"], collective["dur"])
