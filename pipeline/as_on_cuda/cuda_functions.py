@@ -45,14 +45,6 @@ MARKS = ("mark", "range_push", "range_pop", "range_start", "range_end")
 NCCL = (2, 21, 5)
 """A version of NCCL, for logs."""
 
-_FINDS_GPU = torch.cuda.is_available
-"""Whether this machine has a GPU."""
-
-
-def finds_gpu() -> bool:
-    """Whether PyTorch has a GPU on this machine."""
-    return _FINDS_GPU()
-
 
 def wait_for_device(*_: Any, **__: Any) -> None:
     """The host waits until the device has finished."""
@@ -79,8 +71,8 @@ class Event:
         return ASSUMED_NUMBER
 
 
-class Stream(Event):
-    """In place of `torch.cuda.Stream`: the one stream on which everything runs."""
+class OneStream(Event):
+    """The one stream on which everything runs."""
 
     cuda_stream = stream_id = priority = 0
 
@@ -91,13 +83,20 @@ class Stream(Event):
     wait_event = wait_stream = Event.record
 
 
-def _new_stream(*_: Any, **__: Any) -> Stream:
-    warnings.warn(
-        "torch.cuda.Stream: the work of all streams is predicted one after another",
-        SteptimeWarning,
-        stacklevel=2,
-    )
-    return Stream()
+class Stream(OneStream):
+    """In place of `torch.cuda.Stream`."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+        warnings.warn(
+            "torch.cuda.Stream: the work of all streams is predicted one after another",
+            SteptimeWarning,
+            stacklevel=2,
+        )
+
+
+class Device(nullcontext[Any]):
+    """In place of `torch.cuda.device`."""
 
 
 class Generator(torch.Generator):
@@ -134,9 +133,10 @@ def _for_scripts(usual: Callable[..., Any], value: Callable[[], Any]) -> Callabl
     """A function that tells scripts that there is a GPU; libraries, PyTorch among them, are told what this machine has."""
 
     def answer(*args: Any, **kwargs: Any) -> Any:
-        asking = sys._getframe(1).f_code.co_filename
-        library = "site-packages" in asking or "dist-packages" in asking
-        return usual(*args, **kwargs) if library else value()
+        asking = sys._getframe(1)
+        library = any(f"{kind}-packages" in asking.f_code.co_filename for kind in ("site", "dist"))
+        own = asking.f_globals.get("__name__", "").startswith("pipeline.")
+        return usual(*args, **kwargs) if library or own else value()
 
     return answer
 
@@ -159,7 +159,7 @@ def one_cuda_device() -> Iterator[None]:
     said: dict[str, Any] = {
         **dict.fromkeys(NOTHING_TO_DO),
         **dict.fromkeys(NUMBERS, 0),
-        **dict.fromkeys(("current_stream", "default_stream"), Stream()),
+        **dict.fromkeys(("current_stream", "default_stream"), OneStream()),
         "get_rng_state": state,
         "get_rng_state_all": [state],
         "memory_stats": defaultdict(int),
@@ -169,9 +169,9 @@ def one_cuda_device() -> Iterator[None]:
     told: dict[str, Any] = {
         **{name: _saying(value) for name, value in said.items()},
         "Event": Event,
-        "Stream": _new_stream,
+        "Stream": Stream,
         "stream": lambda stream: nullcontext(stream),
-        "device": lambda device: nullcontext(device),
+        "device": Device,
         "synchronize": wait_for_device,
         "get_device_properties": gpu_properties,
         "get_device_name": lambda *_: gpu_properties().name,

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pipeline.as_on_cuda.cuda_functions import finds_gpu, one_cuda_device
+from pipeline.as_on_cuda.cuda_functions import one_cuda_device
 from pipeline.as_on_cuda.host_reads import FOLLOWED, follow_values, with_rows
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.recording_group import is_recording, recording_group
@@ -39,7 +39,9 @@ _IN_PLACE_OF_GPU: list[str] = []
 
 def stands_for_gpu(kind: str) -> bool:
     """Whether a type of device means the GPU in a step that is captured: also "cpu", where a script found no GPU here."""
-    found_none = kind == "cpu" and _IN_PLACE_OF_GPU[-1:] == ["meta"] and not finds_gpu()
+    found_none = (
+        kind == "cpu" and _IN_PLACE_OF_GPU[-1:] == ["meta"] and not torch.cuda.is_available()
+    )
     return kind in ("cuda", "meta") or found_none
 
 

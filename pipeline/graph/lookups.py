@@ -211,9 +211,9 @@ def _joined(nodes: Sequence[Node], lookups: Mapping[int, Lookup]) -> list[Lookup
 
 
 def _is_addition(node: Node, table: Lookup) -> bool:
-    """Whether a node is the optimizer's addition to a table."""
+    """Whether a node adds to a table, or to its gradient: the optimizer does, or the backward pass of a further part."""
     shape = node.tensors()[0].shape if node.tensors() else ()
-    added = node.phase == "optimizer" and node.name == "aten::add_"
+    added = node.phase in ("optimizer", "backward") and node.name == "aten::add_"
     return added and shape == (int(table.rows), int(table.width))
 
 

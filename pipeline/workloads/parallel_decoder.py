@@ -146,7 +146,7 @@ class Attention(nn.Module):
         width, groups = self.sizes.head_width, self.kv_heads
         of_group = self.heads // groups
         parts = qkv.view(*qkv.shape[:2], groups, (of_group + 2) * width)
-        q, k, v = torch.split(parts, [of_group * width, width, width], -1)  # type: ignore[no-untyped-call]
+        q, k, v = torch.split(parts, [of_group * width, width, width], -1)
         return q.reshape(*qkv.shape[:2], self.heads, width), k, v
 
 

@@ -156,7 +156,7 @@ def looked_up(batch):
 
 
 sparse = by(optimized, lambda: nn.EmbeddingBag(5000, 32, sparse=True, mode="sum"), looked_up)
-on_cuda = applied(lambda model, x: model(x) if torch.cuda.Stream() else x)
+on_cuda = applied(lambda model, x: model(x) if torch.cuda.CUDAGraph().capture_begin() else x)
 flexible = applied(attended)
 gradient = applied(lambda model, x: torch.func.grad(lambda y: model(y).sum())(x))
 distinct = applied(lambda model, x: model(x) + torch.unique(x).sum())
