@@ -237,11 +237,7 @@ def predict_step(
         low, high = interval(draws_us, step_us)
     device_time = _device_time(step, predicted, timeline)
     prediction = Prediction(
-        **_as_asked(
-            question,
-            step,
-            lacking_models(device_time["unmodelled_share"], device_time["unmodelled_us"]),
-        ),
+        **_as_asked(question, step, device_time),
         **_memory(question.gpu, needed_bytes(step.memory, question.gpu)),
         **device_time,
         predicted_us=step_us,
@@ -282,11 +278,12 @@ def _unused_dtype(question: Question, step: StepParts) -> list[str]:
     return [] if known else [f"model.dtype={asked}: the step computes in {dtype}"]
 
 
-def _as_asked(question: Question, step: StepParts, unmodelled: Iterable[str]) -> dict[str, Any]:
+def _as_asked(question: Question, step: StepParts, device: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a `Prediction` without times: what was asked, and what to know about the step."""
     gpu, warnings = question.gpu, [*step.warnings, *_unused_dtype(question, step)]
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
-    warnings += dtype_notes(gpu, explicit_tf32, step.calls) + lower_bound_notes(unmodelled)
+    lacking = lacking_models(device["unmodelled_share"], device["unmodelled_us"])
+    warnings += dtype_notes(gpu, explicit_tf32, step.calls) + lower_bound_notes(lacking)
     return {
         "gpu": gpu.name,
         "model": question.model,

@@ -136,11 +136,7 @@ class StepStore:
             entries.clear()
 
     def graph(self, question: Question) -> Graph:
-        """The graph of a question's step, after edits of its operators.
-
-        Raises:
-            SteptimeError: the workload cannot be made, or an edit matches no operator.
-        """
+        """The graph of a question's step, after edits of its operators; errors are those of `captured`."""
         step = question.workload, question.batch_size, question.edit
         config = question.workload.plain()
         with capturing_for(question.gpu):
@@ -190,10 +186,7 @@ class StepStore:
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """Bytes that a question's step needs on its GPU, or the same step at another batch size; edits do not change it.
 
-        The graph is only made if the need is not known without it.
-
-        Raises:
-            SteptimeError: the workload cannot be made at this batch size.
+        The graph is only made if the need is not known without it; errors are those of `captured`.
         """
         batch_size = batch_size or question.batch_size
         if (question.workload, batch_size) not in self._memory:
