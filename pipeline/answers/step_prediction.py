@@ -307,7 +307,8 @@ def answer_fields(question: Question, step: StepParts, device: Mapping[str, Any]
     unmodelled = lacking_models(device["unmodelled_share"], device["unmodelled_us"])
     gpu, warnings = question.gpu, [*step.warnings, *_unused_dtype(question, step)]
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
-    warnings += dtype_notes(gpu, explicit_tf32, step.calls) + lower_bound_notes(unmodelled)
+    lacking = lacking_models(device["unmodelled_share"], device["unmodelled_us"])
+    warnings += dtype_notes(gpu, explicit_tf32, step.calls) + lower_bound_notes(lacking)
     return {
         "gpu": gpu.name,
         "model": question.model,

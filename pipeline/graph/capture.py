@@ -62,17 +62,8 @@ def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
     asked_gpu.READ.clear()
     with collected_warnings() as said:
         nodes, memory, held, computed = record(config, batch_size)
-    return Graph(
-        write_nodes(nodes),
-        memory,
-        "cuda",
-        str(config.get("name", "")),
-        batch_size,
-        tuple(said),
-        held,
-        computed,
-        "".join(asked_gpu.READ),
-    )
+    table, name, of = write_nodes(nodes), str(config.get("name", "")), "".join(asked_gpu.READ)
+    return Graph(table, memory, "cuda", name, batch_size, tuple(said), held, computed, of)
 
 
 def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Graph:

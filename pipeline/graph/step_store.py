@@ -137,11 +137,7 @@ class StepStore:
             entries.clear()
 
     def graph(self, question: Question) -> Graph:
-        """The graph of a question's step, after edits of its operators.
-
-        Raises:
-            SteptimeError: the workload cannot be made, or an edit matches no operator.
-        """
+        """The graph of a question's step, after edits of its operators; errors are those of `captured`."""
         step = question.workload, question.batch_size, question.edit
         config = question.workload.plain()
         with capturing_for(question.gpu):
@@ -191,10 +187,7 @@ class StepStore:
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """Bytes that a question's step needs on its GPU, or the same step at another batch size; edits do not change it.
 
-        The graph is only made if the need is not known without it.
-
-        Raises:
-            SteptimeError: the workload cannot be made at this batch size.
+        The graph is only made if the need is not known without it; errors are those of `captured`.
         """
         batch_size = batch_size or question.batch_size
         parts = [self._memory_of(chunk, batch_size) for chunk in question.chunks]
