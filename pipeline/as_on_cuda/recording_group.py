@@ -97,7 +97,7 @@ def _between(op: str) -> Any:
 class RecordingGroup(dist.ProcessGroup):
     """Rank 0 of `ranks` along an axis of the layout, without the others."""
 
-    group_name = ""
+    group_name: Any = ""
 
     def __init__(self, ranks: int, axis: str, name: str = "") -> None:
         super().__init__(0, ranks)  # type: ignore[call-arg]
@@ -153,14 +153,15 @@ class RecordingGroup(dist.ProcessGroup):
         met = torch.empty(1, device="meta")
         return _Met(self, self._start("all_reduce", [met], [met]).number, [met])
 
-    def send(self, *_: Any) -> _Started:
+    def send(self, *_: Any) -> Any:
         """Refused: an exchange between two ranks is no collective."""
         raise InputError(
             "torch.distributed: send and recv between two ranks are not predicted yet; take a"
             " collective, or leave them out"
         )
 
-    recv = recv_anysource = send
+    recv: Any = send
+    recv_anysource: Any = send
     allreduce = _in_place("all_reduce")
     allreduce_coalesced = _in_place("all_reduce")
     broadcast = _in_place("broadcast")
