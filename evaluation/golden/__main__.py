@@ -43,7 +43,7 @@ def sweeps() -> list[list[str]]:
     models = ",".join(
         name
         for name in choices("model")
-        if name not in ("custom", "timm", "torchvision", "transformers")
+        if name not in ("custom", "timm", "torchvision", "transformers", "gpt", "llama")
     )
     return [
         [f"gpu={GPUS}", f"model={models}"],
@@ -61,6 +61,16 @@ def sweeps() -> list[list[str]]:
             "model.attention=eager,fused",
         ],
         ["gpu=V100,A100-SXM4-80GB,H100", "model=resnet50,bert_large", "devices=2,8,16"],
+        ["gpu=A100-SXM4-80GB,H100", "model=gpt,llama", "devices=1,16", "model.attention=fused"],
+        [
+            "gpu=A100-SXM4-80GB,H100",
+            "model=gpt",
+            "devices=64",
+            "parallel.tp=1,8",
+            "parallel.pp=1,4",
+            "parallel.micro_batches=8",
+            "parallel.overlap=true,false",
+        ],
         ["gpu=V100,H100", "model=dlrm_ddp,resnet50", "predict.cuda_graph=true"],
         ["gpu=V100,H100", "model=dlrm_ddp,resnet50", "predict.wait_each_step=true"],
         ["gpu=V100", "model=dlrm_default", "gpu.dram_gb_per_s=1200", "gpu.l2_mib=12"],

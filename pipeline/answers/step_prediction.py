@@ -304,7 +304,6 @@ def answer_fields(question: Question, step: StepParts, device: Mapping[str, Any]
         step: operators and device calls.
         device: the fields of `device_time`.
     """
-    unmodelled = lacking_models(device["unmodelled_share"], device["unmodelled_us"])
     gpu, warnings = question.gpu, [*step.warnings, *_unused_dtype(question, step)]
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
     lacking = lacking_models(device["unmodelled_share"], device["unmodelled_us"])

@@ -156,14 +156,15 @@ class RecordingGroup(dist.ProcessGroup):
         met = torch.empty(1, device="meta")
         return _Met(self, self._start("all_reduce", [met], [met]).number, [met])
 
-    def send(self, *_: Any) -> _Started:
+    def send(self, *_: Any) -> Any:
         """Refused: an exchange between two ranks is no collective."""
         raise InputError(
             "torch.distributed: send and recv between two ranks are not predicted yet; take a"
             " collective, or leave them out"
         )
 
-    recv = recv_anysource = send  # type: ignore[assignment]
+    recv: Any = send
+    recv_anysource: Any = send
     allreduce = _in_place("all_reduce")
     allreduce_coalesced = _in_place("all_reduce")
     broadcast = _in_place("broadcast")
