@@ -89,7 +89,7 @@ def precisions(rows: pd.DataFrame) -> pd.Series:
 
 def is_half(rows: pd.DataFrame) -> pd.Series:
     """Whether each row ran in half precision."""
-    return rows["precision"].str.startswith("fp16")
+    return rows["precision"].str.startswith(("fp16", "bf16"))
 
 
 def summary(rows: pd.DataFrame) -> str:
@@ -132,7 +132,7 @@ def mean_errors(rows: pd.DataFrame, what: str) -> str:
             (kind, rows.loc[(rows["group"] == name) & of, "error"].abs())
             for kind, of in (
                 ("fp32, TF32", ~is_half(rows)),
-                ("fp16", is_half(rows)),
+                ("fp16, bf16", is_half(rows)),
             )
         ]
         said = [
@@ -147,7 +147,7 @@ def mean_errors(rows: pd.DataFrame, what: str) -> str:
 def coverage(rows: pd.DataFrame) -> str:
     """Table of the rows inside p10 to p90, by precision, bound and main evidence of the step, for each of `GROUPS`."""
     rows = with_groups(rows)
-    precision = is_half(rows).map({True: "fp16", False: "fp32 and TF32"})
+    precision = is_half(rows).map({True: "fp16 and bf16", False: "fp32 and TF32"})
     kinds: list[tuple[str, pd.Series]] = [("all", pd.Series(True, rows.index))]
     for by in (precision, rows["bound"].map(lambda bound: f"{bound}-bound"), rows["evidence"]):
         kinds += [(str(kind), by == kind) for kind in sorted(set(by))]

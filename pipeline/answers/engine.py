@@ -12,7 +12,7 @@ Where steps and models come from is the caller's choice. Commands and Python tak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -131,6 +131,11 @@ class Steps(Protocol):
         """Memory need of a question's step, or of the same step at another batch size."""
 
 
+def _is_further(question: Question) -> bool:
+    """Whether a question is about another piece of the model than its first (`Question.chunks`)."""
+    return question.workload.get("part", "whole") not in ("whole", "first")
+
+
 @dataclass(frozen=True)
 class StepFiles:
     """The step of one question, from the files that a rule declares. Other batch sizes come from the process's steps."""
@@ -139,11 +144,13 @@ class StepFiles:
     calls_file: str
 
     def graph(self, question: Question) -> Graph:
-        """The graph in the file."""
-        return read_graph(self.graph_file)
+        """The graph in the file; those of further pieces of a model come from the process's steps."""
+        return STEPS.graph(question) if _is_further(question) else read_graph(self.graph_file)
 
     def calls(self, question: Question) -> pd.DataFrame:
         """The calls in the file, with collectives between the GPUs of the question."""
+        if _is_further(question):
+            return STEPS.calls(question)
         return between_ranks(read_table(self.calls_file, "calls"), question)
 
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
@@ -245,49 +252,47 @@ class Engine:
         programs: dict[tuple[int, int, str], Program] = {}
         for question, pieces in steps:
             try:
-                kernels = self.models.kernels(question)
                 shared = times.get(device_key(question))
-                kernel_us = [
-                    self._slowest(
-                        question,
-                        part,
-                        kernels.predict_distinct(part.calls)
-                        if shared is None
-                        else shared[id(part)],
-                    )
-                    for part in pieces
-                ]
-                own = [self._program(question, part, programs) for part in pieces]
-                if question.ranks is not None and question.ranks.scheduled:
-                    gradients = [part.memory.gradients for part in pieces]
-                    sent = exchanges(question, gradients)
-                    sent_us = kernels.predict_distinct(sent) if len(sent) else kernel_us[0].iloc[:0]
-                    last = len(pieces) - 1 if question.ranks.layers else -1
-                    captured = [
-                        Piece(*each, is_layer=number == last)
-                        for number, each in enumerate(zip(pieces, kernel_us, own, strict=True))
-                    ]
-                    scheduled = ScheduledStep(question, captured, sent, sent_us)
-                    simulated = predict_scheduled(scheduled, kernels.folders, with_interval)
-                else:
-                    simulated = predict_step(
-                        question,
-                        pieces[0],
-                        kernel_us[0],
-                        kernels.folders,
-                        own[0],
-                        measured_us,
-                        with_interval,
-                    )
+                own = [self._piece(question, piece, shared, programs) for piece in pieces]
+                simulated = self._simulated(question, own, measured_us, with_interval)
                 answer = Answer(question, simulated.prediction)
                 if detail:
-                    answer = _detailed(question, pieces[0], kernel_us[0], simulated)
+                    answer = _detailed(question, own[0], simulated)
                 yield self._completed(answer)
             except SteptimeError as error:
                 yield Answer(question, error=error)
 
-    def _slowest(self, question: Question, part: StepParts, us: pd.DataFrame) -> pd.DataFrame:
-        return us if question.local else on_slowest_card(us, part.calls, question.devices)
+    def _piece(
+        self,
+        question: Question,
+        step: StepParts,
+        shared: Mapping[int, pd.DataFrame] | None,
+        programs: dict[tuple[int, int, str], Program],
+    ) -> Piece:
+        """A captured step with its times; `shared` are those that were predicted with other steps, by the `id` of the step."""
+        kernels = self.models.kernels(question)
+        us = kernels.predict_distinct(step.calls) if shared is None else shared[id(step)]
+        if not question.local:
+            us = on_slowest_card(us, step.calls, question.devices)
+        return Piece(step, us, self._program(question, step, programs))
+
+    def _simulated(
+        self,
+        question: Question,
+        pieces: Sequence[Piece],
+        measured_us: float | None,
+        with_interval: bool,
+    ) -> SimulatedStep:
+        """The step of one captured step, or of the pieces of a model."""
+        kernels = self.models.kernels(question)
+        if question.ranks is None or not question.ranks.scheduled:
+            (own,) = pieces
+            of_step = own.step, own.predicted, kernels.folders, own.program
+            return predict_step(question, *of_step, measured_us, with_interval)
+        sent = exchanges(question, [piece.step.memory.gradients for piece in pieces])
+        sent_us = kernels.predict_distinct(sent) if len(sent) else pieces[0].predicted.iloc[:0]
+        scheduled = ScheduledStep(question, pieces, sent, sent_us)
+        return predict_scheduled(scheduled, kernels.folders, with_interval)
 
     def _completed(self, answer: Answer) -> Answer:
         """An answer with what fits in place of a step that does not, and the efficiency of several GPUs."""
@@ -324,11 +329,10 @@ class Engine:
         return programs[key]
 
 
-def _detailed(
-    question: Question, parts: StepParts, kernel_us: pd.DataFrame, simulated: SimulatedStep
-) -> Answer:
+def _detailed(question: Question, piece: Piece, simulated: SimulatedStep) -> Answer:
     """An answer with its timeline, and with the calls of the prediction."""
-    calls, timeline = parts.shown_calls(kernel_us), simulated.timeline
+    parts, timeline = piece.step, simulated.timeline
+    calls = parts.shown_calls(piece.predicted)
     prediction = replace(
         simulated.prediction,
         calls=timeline.to_frame(calls),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -118,6 +118,17 @@ class PartPasses:
             return self.ends[kind]
         return self.ends[kind].then(self.layer[kind].repeated(self.layers))
 
+    @cached_property
+    def forward(self) -> Pass:
+        """A forward pass."""
+        return self.of(FORWARD)
+
+    @cached_property
+    def backward(self) -> Pass:
+        """A backward pass, without exchange of gradients."""
+        return self.of(BACKWARD)
+
+    @cached_property
     def last_backward(self) -> Pass:
         """The last backward pass, until gradients are exchanged."""
         whole = self.of(LAST_BACKWARD)
@@ -148,14 +159,13 @@ class Schedule:
         step_us: until all stages have updated their weights.
         host_us: of the host of each stage, shape (stages, draws).
         tasks: passes of each stage in their order.
-        begin_us, end_us: of each of `tasks` on the device in the first draw.
+        spans_us: of each stage, begin and end of each of its tasks on the device in the first draw, shape (tasks, 2).
     """
 
     step_us: Array
     host_us: Array
     tasks: Sequence[Sequence[Task]]
-    begin_us: Sequence[Array]
-    end_us: Sequence[Array]
+    spans_us: Sequence[Array]
 
 
 def simulate_schedule(
@@ -177,52 +187,54 @@ def simulate_schedule(
         loop: whether the host of a single stage begins the next step while the device works on this one; several stages wait
             for each other.
     """
-    draws = len(moved_us)
     orders = [order(stage, stages, len(parts) // stages, count) for stage in range(stages)]
-    passes = [
-        {
-            (True, False): part.of(FORWARD),
-            (False, False): part.of(BACKWARD),
-            (False, True): part.last_backward(),
-        }
-        for part in parts
-    ]
-    host, device = np.zeros((stages, draws)), np.full((stages, draws), -np.inf)
+    host, device, spans = _walked(orders, parts, count, moved_us)
+    if stages > 1:
+        device[:] = device.max(axis=0) + joined_us
+    full = stages == 1 and loop  # the device has always work queued
+    if full:
+        device[0] = sum(_taken(parts, task, 0, 1, count).busy for task in orders[0])
+    for number, part in enumerate(parts):
+        stage, update = number % stages, part.of(UPDATE)
+        alone = 0.0 if full else host[stage] + update.alone
+        device[stage] = np.maximum(alone, device[stage] + update.busy)
+        host[stage] += update.host
+    return Schedule(np.maximum(host, device).max(axis=0), host, orders, spans)
+
+
+def _taken(parts: Sequence[PartPasses], task: Task, stage: int, stages: int, count: int) -> Pass:
+    """What a pass of a stage takes."""
+    part = parts[task.chunk * stages + stage]
+    if task.forward:
+        return part.forward
+    return part.last_backward if task.micro_batch == count - 1 else part.backward
+
+
+def _walked(
+    orders: Sequence[Sequence[Task]], parts: Sequence[PartPasses], count: int, moved_us: Array
+) -> tuple[Array, Array, list[Array]]:
+    """Ends of hosts and devices after all passes, shape (stages, draws), and when passes run (`Schedule.spans_us`)."""
+    stages = len(orders)
+    host, device = np.zeros((stages, len(moved_us))), np.full((stages, len(moved_us)), -np.inf)
     arrived: dict[tuple[int, int, bool], Array] = {}
-    begins: list[list[float]] = [[] for _ in orders]
-    ends: list[list[float]] = [[] for _ in orders]
+    spans: list[list[tuple[float, float]]] = [[] for _ in orders]
     moving = True
     while moving:
         moving = False
         for stage, tasks in enumerate(orders):
-            while len(ends[stage]) < len(tasks):
-                task = tasks[len(ends[stage])]
+            while len(spans[stage]) < len(tasks):
+                task = tasks[len(spans[stage])]
                 part = task.chunk * stages + stage
                 before = part - 1 if task.forward else part + 1
                 needs, key = 0 <= before < len(parts), (before, task.micro_batch, task.forward)
                 if needs and key not in arrived:
                     break
-                last = not task.forward and task.micro_batch == count - 1
-                taken = passes[part][task.forward, last]
+                taken = _taken(parts, task, stage, stages, count)
                 ready = np.maximum(device[stage], arrived.pop(key)) if needs else device[stage]
                 device[stage] = np.maximum(host[stage] + taken.alone, ready + taken.busy)
                 host[stage] += taken.host
                 arrived[part, task.micro_batch, task.forward] = device[stage] + moved_us
-                begins[stage].append(float(device[stage][0] - taken.busy[0]))
-                ends[stage].append(float(device[stage][0]))
+                end = float(device[stage][0])
+                spans[stage].append((end - float(taken.busy[0]), end))
                 moving = True
-    if stages > 1:
-        device[:] = device.max(axis=0) + joined_us
-    updates = [part.of(UPDATE) for part in parts]
-    if stages == 1 and loop:  # the device of a full queue
-        device[0] = sum(
-            passes[0][t.forward, not t.forward and t.micro_batch == count - 1].busy
-            for t in orders[0]
-        )
-    for part, update in enumerate(updates):
-        stage = part % stages
-        alone = 0.0 if stages == 1 and loop else host[stage] + update.alone
-        device[stage] = np.maximum(alone, device[stage] + update.busy)
-        host[stage] += update.host
-    step_us = np.maximum(host, device).max(axis=0)
-    return Schedule(step_us, host, orders, [*map(np.array, begins)], [*map(np.array, ends)])
+    return host, device, [np.array(own).reshape(-1, 2) for own in spans]

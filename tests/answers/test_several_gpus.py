@@ -141,18 +141,24 @@ def test_advice_knows_what_shortens_an_exchange_and_says_nothing_of_it_for_one_g
     alone, four = (ask([f"gpu={GPU}", "model=dcgan", f"devices={count}"]) for count in (1, 4))
     found = {candidate.text for candidate in CANDIDATES if applies(candidate, four)}
     assert {
-        "ddp.gradient_as_bucket_view=true",
-        "ddp.compression=fp16",
-        "ddp.broadcast_buffers=false",
+        "parallel.gradient_as_bucket_view=true",
+        "parallel.compression=fp16",
+        "parallel.broadcast_buffers=false",
     } <= found
     assert not any(
-        candidate.key.startswith("ddp.") for candidate in CANDIDATES if applies(candidate, alone)
+        candidate.key.startswith("parallel.")
+        for candidate in CANDIDATES
+        if applies(candidate, alone)
     )
     compressed = next(
-        candidate for candidate in CANDIDATES if candidate.text == "ddp.compression=fp16"
+        candidate for candidate in CANDIDATES if candidate.text == "parallel.compression=fp16"
     )
     after = changed(four, compressed)
-    assert after.ranks is not None and after.ranks.ddp.compression == "fp16" and after.devices == 4
-    assert "devices=4" in command(four, compressed) and "ddp.compression=none,fp16" in command(
+    assert (
+        after.ranks is not None
+        and after.ranks.parallel.compression == "fp16"
+        and after.devices == 4
+    )
+    assert "devices=4" in command(four, compressed) and "parallel.compression=none,fp16" in command(
         four, compressed
     )

@@ -144,7 +144,7 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
         (
             "model.top_mlp=[a,b]",
             ConfigError,
-            r"model.top_mlp=\[a,b\]: give whole numbers above 0 in the brackets",
+            r"model.top_mlp=\[a,b\]: give a whole number above 0 in brackets",
         ),
         ("predict=3", ConfigError, "write predict.KEY=value"),
         ("+model.tables=4", ConfigError, "write it without the plus"),
@@ -152,7 +152,7 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
         (
             "gpu=GeForce RTX 4070 Ti",
             UnknownNameError,
-            "unknown GPU 'GeForce RTX 4070 Ti': did you mean 'RTX4090'",
+            "unknown GPU 'GeForce RTX 4070 Ti': did you mean 'RTX4060Ti'",
         ),
         (
             "gpu=NVIDIA A2",

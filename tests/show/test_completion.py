@@ -153,6 +153,8 @@ def test_zsh_and_fish_get_whole_overrides(shell: str, form: str, path: str) -> N
 def test_machines_are_completed() -> None:
     from pipeline.completion import keys_of, values
 
-    assert {"devices", "nodes", "host", "cluster", "ddp.compression"} <= set(keys_of("resnet50"))
+    assert {"devices", "nodes", "host", "cluster", "parallel.compression"} <= set(
+        keys_of("resnet50")
+    )
     assert "auto" in values("cluster", "resnet50") and "dgx-a100" in values("cluster", "resnet50")
-    assert values("ddp.gradient_as_bucket_view", "resnet50") == ("true", "false")
+    assert values("parallel.gradient_as_bucket_view", "resnet50") == ("true", "false")

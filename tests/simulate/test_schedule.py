@@ -95,9 +95,9 @@ def test_layers_repeat_a_pass() -> None:
 def test_gradients_are_exchanged_beside_the_backward_pass_or_behind_it() -> None:
     passes = part(10.0, 20.0).ends
     exchanged = np.array([5.0])
-    behind = PartPasses(passes, passes, 3, exchange_us=4 * exchanged).last_backward()
-    beside = PartPasses(passes, passes, 3, exchanges_us=(exchanged, exchanged)).last_backward()
+    behind = PartPasses(passes, passes, 3, exchange_us=4 * exchanged).last_backward
+    beside = PartPasses(passes, passes, 3, exchanges_us=(exchanged, exchanged)).last_backward
     assert behind.busy[0] == 4 * 20.0 + 4 * 5.0
     assert 4 * 20.0 + 5.0 < beside.busy[0] < 4 * 20.0 + 4 * 5.0
     slow = PartPasses(passes, passes, 3, exchanges_us=(100 * exchanged, 100 * exchanged))
-    assert slow.last_backward().busy[0] == pytest.approx(20.0 + 4 * 500.0)
+    assert slow.last_backward.busy[0] == pytest.approx(20.0 + 4 * 500.0)
