@@ -20,9 +20,9 @@ from pipeline.answers.engine import STEPS
 from pipeline.answers.model_sources import AvailableModels
 from pipeline.answers.step_prediction import StepParts
 from pipeline.question.question import expand
+from pipeline.simulate.assembly import assemble
 from pipeline.simulate.compiled_walk import walk
 from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.program import assemble
 
 POINT = ("gpu=V100", "model=dlrm_default", "batch_size=2048")
 LONG = ("gpu=V100", "model=bert_large", "batch_size=8")

@@ -29,7 +29,7 @@ from pipeline.errors import SteptimeError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.gpu_memory import needed_bytes
-from pipeline.graph.step_store import read_graph, write_graph
+from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.table import Graph
 from pipeline.paths import datasets_dir
 from pipeline.question.question import Question, questions_of

@@ -20,7 +20,7 @@ from pipeline.paths import CAMPAIGN
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.show.figures.figure_data import TEST_PREDICTIONS
-from pipeline.simulate.program import assemble
+from pipeline.simulate.assembly import assemble
 from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.load import load_trace
 

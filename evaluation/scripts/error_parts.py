@@ -8,7 +8,7 @@ with job(snakemake):
     from evaluation.checks.error_parts import MeasuredStep, parts_of
     from pipeline.answers.step_prediction import StepParts
     from pipeline.answers.who_answers import kernel_predictor, observations_in, shipped_models
-    from pipeline.graph.step_store import read_graph
+    from pipeline.graph.graph_file import read_graph
     from pipeline.question.question import Question
     from pipeline.schemas import read_table, write_parquet
     from pipeline.summary_rows import predictions_of

@@ -39,12 +39,14 @@ from pipeline.answers.step_prediction import (
     predict_step,
 )
 from pipeline.errors import SteptimeError
-from pipeline.graph.step_store import StepStore, between_ranks, read_graph
+from pipeline.graph.graph_file import read_graph
+from pipeline.graph.step_store import StepStore, between_ranks
 from pipeline.graph.table import Graph
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.schemas import read_table
-from pipeline.simulate.program import Program, assemble
+from pipeline.simulate.assembly import assemble
+from pipeline.simulate.program import Program
 from pipeline.simulate.timeline import Timeline
 
 CALLS_AT_ONCE = 200_000

@@ -23,75 +23,24 @@ from pipeline.answers.kernel_predictor import (
     substitute_spread,
 )
 from pipeline.answers.step_errors import ErrorSources, StepErrors, interval
+from pipeline.answers.step_notes import asks_tf32, dtype_notes, lower_bound_notes
 from pipeline.answers.who_answers import host_name
 from pipeline.arrays import Array, Flags, Ints, Texts
 from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
-from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import clock_notes
 from pipeline.prediction import Drawn, Prediction
 from pipeline.prediction_parts import PARALLEL, Arithmetic, SeveralGpus, lacking_models
 from pipeline.question.question import Question
 from pipeline.question.settings import PredictSettings
 from pipeline.question.several_gpus import Ranks
-from pipeline.readable import listed
+from pipeline.simulate.assembly import StepSequence, step_sequence
 from pipeline.simulate.critical_path import load_if_it_pays
-from pipeline.simulate.program import Program, StepSequence, step_sequence
+from pipeline.simulate.program import Program
 from pipeline.simulate.program_changes import as_cuda_graphs, as_published, device_bound_from
 from pipeline.simulate.ranks import Role, simulate_ranks
 from pipeline.simulate.timeline import Timeline
-
-UNMATCHED_FAMILIES = {"attention": "fused attention", "rnn": "cuDNN's recurrent layers"}
-"""Kernel families that have no bf16 kernels on GPUs without bf16; PyTorch runs separate operators in their place."""
-
-
-def asks_tf32(graph: pd.DataFrame) -> bool:
-    """Whether the attributes of an operator (`graph` schema) allow TF32."""
-    return bool(graph["attributes"].drop_duplicates().astype(str).str.contains('"tf32"').any())
-
-
-def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
-    """One sentence for each dtype that the step asks for and that the GPU does not have.
-
-    Args:
-        gpu: the device.
-        tf32: whether an operator asks for TF32 (`asks_tf32`).
-        calls: device calls, as of `distinct_calls`.
-    """
-    notes: list[str] = []
-    if gpu.fp64_gflop_per_s is None and (calls["dtype"] == "fp64").any():
-        notes.append(
-            f"the file of {gpu.name} has no fp64_tflop_per_s: 1/{1 / gpu.fp64_share:.0f} of the"
-            " rate of fp32 is assumed, as in its architecture"
-        )
-    if gpu.limits is None:  # a CPU
-        return notes
-    if tf32 and not has_tf32(gpu):
-        notes.append(f"{gpu.name} has no TF32: what runs, and is predicted, is fp32")
-    if has_bf16(gpu):
-        return notes
-    if len(half := calls[calls["dtype"] == "bf16"]):
-        text = f"{gpu.name} has no bf16: PyTorch stores 2 bytes and computes in fp32"
-        if (half["op"] == "im2col").any():
-            text += ", convolutions one sample at a time without cuDNN"
-        lacking = [
-            name for family, name in UNMATCHED_FAMILIES.items() if (half["family"] == family).any()
-        ]
-        if lacking:
-            text += f"; {' and '.join(lacking)} would be slower than predicted"
-        notes.append(f"{text} (model.dtype=fp16 is faster)")
-    return notes
-
-
-def lower_bound_notes(unmodelled: Iterable[str]) -> list[str]:
-    """The sentence of an answer whose step has operators without a model; nothing without them."""
-    if not (names := sorted(unmodelled)):
-        return []
-    return [
-        f"lower bound: {listed(names)} {'has' if len(names) == 1 else 'have'} no model; only the"
-        " bytes (of products: the arithmetic as in fp32) are counted, and the step may take much"
-        " longer"
-    ]
 
 
 @dataclass(frozen=True)
@@ -273,8 +222,7 @@ def predict_step(
         draws_us=draws_us,
     )
     if with_interval and bound == "host":
-        break_even = device_bound_from(program, central_us)
-        prediction = replace(prediction, device_bound_from=break_even)
+        prediction = replace(prediction, device_bound_from=device_bound_from(program, central_us))
     return SimulatedStep(prediction, timeline, drawn)
 
 

@@ -164,14 +164,8 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
 
     layout = Layout.of_workload(config)
     parallel = step.training and layout is not None and "dp" in dict(layout.sizes)
-    prepared = (
-        not fake
-        and not first
-        and not parallel
-        and _is_shipped(config)
-        and not step.own_optimizers
-        and with_states(step, config)
-    )
+    plain = not (fake or first or parallel or step.own_optimizers) and _is_shipped(config)
+    prepared = plain and with_states(step, config)
     reads: AbstractContextManager[object] = nullcontext()
     with run_as_on_cuda(), stepping() as stepped:
         if parallel and layout is not None:

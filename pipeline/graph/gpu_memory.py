@@ -43,14 +43,15 @@ def stage_memory(pieces: Sequence[Memory], ranks: Ranks) -> Memory:
 def _of_stage(pieces: Sequence[Memory], waiting: float) -> Memory:
     """The need of a stage with these pieces, where at most `waiting` forward passes through all wait for their backward passes."""
     saved = sum(piece.saved for piece in pieces)
-    working = max(piece.peak - piece.states - piece.saved for piece in pieces)
+    states = [piece.parameters + piece.gradients + piece.optimizer for piece in pieces]
+    working = max(p.peak - held - p.saved for p, held in zip(pieces, states, strict=True))
     return Memory(
         parameters=sum(piece.parameters for piece in pieces),
         gradients=sum(piece.gradients for piece in pieces),
         optimizer=sum(piece.optimizer for piece in pieces),
         inputs=max(piece.inputs for piece in pieces),
         blocks=sum(piece.blocks for piece in pieces),
-        peak=sum(piece.states for piece in pieces) + working + round(waiting * saved),
+        peak=sum(states) + working + round(waiting * saved),
         saved=saved,
     )
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from pipeline.errors import SteptimeError, TableError
+from pipeline.errors import SteptimeError
 from pipeline.graph.batch_line import (
     LOW,
     MIDDLE,
@@ -37,6 +37,7 @@ from pipeline.graph.capture import capture, needs_fake_tensors
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory
+from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.asked_gpu import capturing_for
 from pipeline.hardware.rank_layout import Groups, Layout
@@ -46,55 +47,11 @@ from pipeline.paths import cache_dir
 from pipeline.question.options import FREE_OPTIONS, NAMED_BY
 from pipeline.question.question import Question
 from pipeline.question.settings import EditSettings
-from pipeline.schemas import read_provenance, read_table, write_table
+from pipeline.schemas import read_table, write_table
 from pipeline.user_cache import find, keep, kept, key_of, module_digest
 from pipeline.workloads.user_errors import SIZE_ERRORS
 from pipeline.workloads.user_steps import is_given
 from pipeline.workloads.workload_files import NAMING_FILES, file_digests
-
-
-def write_graph(
-    graph: Graph, path: str | Path, provenance: Mapping[str, Any] | None = None
-) -> None:
-    """Write a graph atomically: the file is complete or does not exist."""
-    facts = {
-        "memory": graph.memory.facts(),
-        "device": graph.device,
-        "model": graph.model,
-        "batch_size": graph.batch_size,
-        "warnings": list(graph.warnings),
-        "parameters": list(graph.parameters.items()),
-        "computed": graph.computed,
-        "gpu": graph.gpu,
-    }
-    write_table(graph.table, path, "graph", {**(provenance or {}), "graph": facts})
-
-
-def read_graph(path: str | Path) -> Graph:
-    """Read a graph that `write_graph` wrote.
-
-    Raises:
-        TableError: the file is damaged or was not written by `write_graph`.
-    """
-    table = read_table(path, "graph")
-    try:
-        facts = read_provenance(path)["graph"]
-        return Graph(
-            table,
-            Memory(**facts["memory"]),
-            facts["device"],
-            facts["model"],
-            int(facts["batch_size"]),
-            tuple(facts["warnings"]),
-            dict(facts.get("parameters", {})),
-            dict(facts.get("computed", {})),
-            str(facts.get("gpu", "")),
-        )
-    except (KeyError, TypeError, ValueError):
-        raise TableError(
-            f"{path}: the description of the graph is missing; delete the file to rebuild it"
-        ) from None
-
 
 Value = TypeVar("Value")
 

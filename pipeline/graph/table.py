@@ -190,11 +190,6 @@ class Memory:
         """What the peak holds beside weights, optimizer state and inputs: activations, temporaries and gradients."""
         return self.peak - self.parameters - self.optimizer - self.inputs
 
-    @property
-    def states(self) -> int:
-        """Weights, gradients and optimizer state."""
-        return self.parameters + self.gradients + self.optimizer
-
     def facts(self) -> dict[str, int]:
         """The numbers that a file keeps."""
         return {name: value for name, value in vars(self).items() if name != "peaks"}

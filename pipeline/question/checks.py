@@ -262,3 +262,19 @@ def _numbers(key: str, default: float) -> tuple[Callable[[Any], bool], str]:
 
     above = "above 0" if least is None else f"{least:g} or above"
     return fits, f"a {'whole ' if whole else ''}number {above}"
+
+
+def checked_batch_size(value: object) -> int:
+    """A batch size that makes sense.
+
+    Raises:
+        ConfigError: it is no whole number of samples, or beyond what models cover.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"batch_size={value}: give a whole number of samples, 1 or more")
+    if value > 10_000_000:
+        raise ConfigError(
+            f"batch_size={value}: more than 10,000,000 samples a step is beyond what the models"
+            " cover"
+        )
+    return value

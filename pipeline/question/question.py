@@ -32,6 +32,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.question.checks import (
     check_sections,
     check_values,
+    checked_batch_size,
     example,
     models_of_libraries,
     refuse_new_keys,
@@ -145,14 +146,9 @@ class Question:
     @property
     def chunks(self) -> tuple[Question, ...]:
         """The pieces of the model that are captured one by one, the middle layers last; for other models, this question."""
-        if self.ranks is None or not self.ranks.layers:
-            return (self,)
-        kinds = (
-            ("whole", "middle") if self.ranks.parallel.parts == 1 else ("first", "last", "middle")
-        )
-        return tuple(
-            replace(self, workload=FrozenDict({**self.workload, "part": kind})) for kind in kinds
-        )
+        kinds = self.ranks.pieces if self.ranks else ()
+        parts = [FrozenDict({**self.workload, "part": kind}) for kind in kinds]
+        return tuple(replace(self, workload=part) for part in parts) or (self,)
 
     @property
     def local(self) -> bool:
@@ -218,7 +214,7 @@ def expand(overrides: Sequence[str]) -> list[Question]:
             resolved[key] = _resolve(others)
         question, usual_batch = resolved[key]
         sizes = [override.value for override in point if override.key == "batch_size"]
-        question = replace(question, batch_size=_batch_size(*sizes or [usual_batch]))
+        question = replace(question, batch_size=checked_batch_size(*sizes or [usual_batch]))
         questions.setdefault(
             (question.gpu.name, question.model, question.variant, question.batch_size), question
         )
@@ -397,14 +393,3 @@ def _check_names(chosen: Mapping[str, str], config: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{where}: folders get this name: give it letters, digits, - and _ alone"
             )
-
-
-def _batch_size(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"batch_size={value}: give a whole number of samples, 1 or more")
-    if value > 10_000_000:
-        raise ConfigError(
-            f"batch_size={value}: more than 10,000,000 samples a step is beyond what the models"
-            " cover"
-        )
-    return value

@@ -153,6 +153,13 @@ class Ranks:
         return Layout(tuple((axis, size) for axis, size in sizes.items() if size > 1), self.nodes)
 
     @property
+    def pieces(self) -> tuple[str, ...]:
+        """The pieces of a model that is captured layer by layer, the middle layers last; empty for others."""
+        if not self.layers:
+            return ()
+        return ("whole", "middle") if self.parallel.parts == 1 else ("first", "last", "middle")
+
+    @property
     def replicas(self) -> int:
         """Replicas of the model, each with its own samples."""
         return self.devices // self.parallel.shares

@@ -13,7 +13,7 @@ from pipeline.answers.gap_models import FILE as ATTENTION
 from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.answers.who_answers import HAS_MODELS, Source, kernel_source, observations_in
 from pipeline.flow import Flow, on_this_machine
-from pipeline.graph.step_store import read_graph
+from pipeline.graph.graph_file import read_graph
 from pipeline.kernels.collective_bandwidth import FILE
 from pipeline.model_files import MANIFEST, file_digest, list_packs, model_folders
 from pipeline.paths import packs_dir, transfer_dir

@@ -20,7 +20,8 @@ from pipeline.arrays import Array, Flags, Ints, Texts
 from pipeline.hardware.occupancy import limits_of_device, resident_blocks
 from pipeline.overheads.extraction import ItemKeys
 from pipeline.overheads.overhead_model import OverheadModel
-from pipeline.simulate.program import Items, Kind, Program, StepSequence, assemble
+from pipeline.simulate.assembly import StepSequence, assemble
+from pipeline.simulate.program import Items, Kind, Program
 from pipeline.simulate.timeline import union_us
 from pipeline.trace.event_links import DATA, PHASES
 from pipeline.trace.host_activity import Activity

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.graph.capture import held_parameters, module_paths, observe
-from pipeline.graph.step_store import read_graph, write_graph
+from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.workloads.training_step import Step
 

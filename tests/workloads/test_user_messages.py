@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import InputError, SteptimeWarning
 from pipeline.graph.capture import capture
-from pipeline.graph.step_store import read_graph, write_graph
+from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.table import Graph
 from pipeline.question.compose import choices
 from pipeline.question.question import expand

@@ -4,7 +4,7 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.graph.edit_options import edited
-    from pipeline.graph.step_store import read_graph, write_graph
+    from pipeline.graph.graph_file import read_graph, write_graph
     from pipeline.question.settings import EditSettings
 
     graph = edited(read_graph(snakemake.input.graph), EditSettings.of(snakemake.params.edit))

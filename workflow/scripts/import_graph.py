@@ -4,7 +4,7 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.graph.capture import read_recorded_step
-    from pipeline.graph.step_store import write_graph
+    from pipeline.graph.graph_file import write_graph
 
     graph = read_recorded_step(
         snakemake.input.execution_trace, snakemake.params.model, int(snakemake.wildcards.batch)

@@ -4,7 +4,7 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.collect.microbenchmarks import measure_calls
-    from pipeline.graph.step_store import read_graph
+    from pipeline.graph.graph_file import read_graph
     from pipeline.kernels.samples import write_families
     from pipeline.schemas import read_table
 

@@ -4,7 +4,7 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.graph.device_calls import map_calls
-    from pipeline.graph.step_store import read_graph
+    from pipeline.graph.graph_file import read_graph
     from pipeline.hardware.spec import GpuSpec
     from pipeline.schemas import write_table
 

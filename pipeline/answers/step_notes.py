@@ -1,0 +1,62 @@
+"""What to know about a predicted step: dtypes that its GPU lacks, and operators without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
+from pipeline.readable import listed
+
+UNMATCHED_FAMILIES = {"attention": "fused attention", "rnn": "cuDNN's recurrent layers"}
+"""Kernel families that have no bf16 kernels on GPUs without bf16; PyTorch runs separate operators in their place."""
+
+
+def asks_tf32(graph: pd.DataFrame) -> bool:
+    """Whether the attributes of an operator (`graph` schema) allow TF32."""
+    return bool(graph["attributes"].drop_duplicates().astype(str).str.contains('"tf32"').any())
+
+
+def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
+    """One sentence for each dtype that the step asks for and that the GPU does not have.
+
+    Args:
+        gpu: the device.
+        tf32: whether an operator asks for TF32 (`asks_tf32`).
+        calls: device calls, as of `distinct_calls`.
+    """
+    notes: list[str] = []
+    if gpu.fp64_gflop_per_s is None and (calls["dtype"] == "fp64").any():
+        notes.append(
+            f"the file of {gpu.name} has no fp64_tflop_per_s: 1/{1 / gpu.fp64_share:.0f} of the"
+            " rate of fp32 is assumed, as in its architecture"
+        )
+    if gpu.limits is None:  # a CPU
+        return notes
+    if tf32 and not has_tf32(gpu):
+        notes.append(f"{gpu.name} has no TF32: what runs, and is predicted, is fp32")
+    if has_bf16(gpu):
+        return notes
+    if len(half := calls[calls["dtype"] == "bf16"]):
+        text = f"{gpu.name} has no bf16: PyTorch stores 2 bytes and computes in fp32"
+        if (half["op"] == "im2col").any():
+            text += ", convolutions one sample at a time without cuDNN"
+        lacking = [
+            name for family, name in UNMATCHED_FAMILIES.items() if (half["family"] == family).any()
+        ]
+        if lacking:
+            text += f"; {' and '.join(lacking)} would be slower than predicted"
+        notes.append(f"{text} (model.dtype=fp16 is faster)")
+    return notes
+
+
+def lower_bound_notes(unmodelled: Iterable[str]) -> list[str]:
+    """The sentence of an answer whose step has operators without a model; nothing without them."""
+    if not (names := sorted(unmodelled)):
+        return []
+    return [
+        f"lower bound: {listed(names)} {'has' if len(names) == 1 else 'have'} no model; only the"
+        " bytes (of products: the arithmetic as in fp32) are counted, and the step may take much"
+        " longer"
+    ]
