@@ -92,6 +92,12 @@ def is_half(rows: pd.DataFrame) -> pd.Series:
     return rows["precision"].str.startswith(("fp16", "bf16"))
 
 
+def half_names(rows: pd.DataFrame, between: str = ", ") -> str:
+    """Names of the half precisions of rows."""
+    asked = rows["precision"].str.slice(0, 4)
+    return between.join(name for name in ("fp16", "bf16") if (asked == name).any()) or "fp16"
+
+
 def summary(rows: pd.DataFrame) -> str:
     """Table by workload and precision: errors of each of `GROUPS`, with its number of rows."""
     rows = with_groups(rows)
@@ -132,7 +138,7 @@ def mean_errors(rows: pd.DataFrame, what: str) -> str:
             (kind, rows.loc[(rows["group"] == name) & of, "error"].abs())
             for kind, of in (
                 ("fp32, TF32", ~is_half(rows)),
-                ("fp16, bf16", is_half(rows)),
+                (half_names(rows), is_half(rows)),
             )
         ]
         said = [
@@ -147,7 +153,7 @@ def mean_errors(rows: pd.DataFrame, what: str) -> str:
 def coverage(rows: pd.DataFrame) -> str:
     """Table of the rows inside p10 to p90, by precision, bound and main evidence of the step, for each of `GROUPS`."""
     rows = with_groups(rows)
-    precision = is_half(rows).map({True: "fp16 and bf16", False: "fp32 and TF32"})
+    precision = is_half(rows).map({True: half_names(rows, " and "), False: "fp32 and TF32"})
     kinds: list[tuple[str, pd.Series]] = [("all", pd.Series(True, rows.index))]
     for by in (precision, rows["bound"].map(lambda bound: f"{bound}-bound"), rows["evidence"]):
         kinds += [(str(kind), by == kind) for kind in sorted(set(by))]
