@@ -142,7 +142,7 @@ def told(rows: pd.DataFrame, what: str) -> str:
         f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are predicted to fit in"
         " memory.",
     ]
-    return "\n\n".join([summary(rows), " ".join(sentences), coverage(rows)])
+    return "\n\n".join([summary(rows), " ".join(filter(None, sentences)), coverage(rows)])
 
 
 def picture(rows: pd.DataFrame) -> Figure:
