@@ -13,8 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import msgspec
-
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.spec import is_known_key
 from pipeline.question.options import (
@@ -49,6 +47,8 @@ def check_sections(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: a section or key is missing, unknown, or of another kind.
     """
+    import msgspec  # machines that are measured have none
+
     for name in (*SECTIONS, "edit"):
         if not isinstance(config.get(name), Mapping):
             raise ConfigError(f"configuration: section {name} has no keys; {COMPARE}")

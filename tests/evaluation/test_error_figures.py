@@ -203,7 +203,7 @@ def test_errors_count_measured_points_alone(summary: pd.DataFrame) -> None:
 
 def test_parts_that_were_worked_out_replace_what_the_summary_tells(summary: pd.DataFrame) -> None:
     point = predictions_of(summary)[0]
-    found = parts.error_parts(point, active_us=2 * point.active_us, own_us=900.0, shared_us=1000.0)
+    found = parts.error_parts(point, 2 * point.active_us, 900.0, 1000.0, 1100.0, point.active_us)
     assert found["part"].to_list() == list(parts.PARTS)
     both = tables.error_parts(summary, found)
     of_point = both[(both["gpu"] == point.gpu) & (both["workload"] == point.label)]

@@ -142,7 +142,7 @@ def test_every_known_gpu_predicts_a_product():
     for gpu in list_gpus():
         reached = gflop / (Physics.of(gpu).kernel_us("gemm", call("gemm"))[0] / 1e6)
         # large caches and little bandwidth (L4, RTX6000Ada) leave 40 % of the peak to these 256 small products
-        assert 0.35 < reached / gpu.peak_gflop_per_s() <= 1.0, gpu.name
+        assert 0.33 < reached / gpu.peak_gflop_per_s() <= 1.0, gpu.name
 
 
 def test_samples_in_the_cache_do_not_change_the_curve_of_device_memory():

@@ -46,7 +46,7 @@ def test_every_value_that_is_offered_is_accepted() -> None:
 
 
 def test_the_last_value_of_a_list_is_completed_and_none_is_offered_twice() -> None:
-    assert completed("gpu=V100,T") == ["gpu=V100,T4", "gpu=V100,TITANRTX"]
+    assert completed("gpu=V100,T") == ["gpu=V100,T4", "gpu=V100,TITANRTX", "gpu=V100,TITANV"]
     assert "gpu=T4,T4" not in completed("gpu=T4,")
     assert completed("model.dtype=fp") == ["model.dtype=fp32", "model.dtype=fp16"]
     assert completed("batch_size=10") == ["batch_size=1024"]
@@ -128,7 +128,11 @@ def test_bash_completes_with_the_installed_script(path: str, tmp_path: Path) -> 
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["V100,T4 V100,TITANRTX", "H20 H200", "channels_last"]
+    assert done.stdout.splitlines() == [
+        "V100,T4 V100,TITANRTX V100,TITANV",
+        "H20 H200",
+        "channels_last",
+    ]
 
 
 @pytest.mark.parametrize(("shell", "form"), [("zsh", '"{}"'), ("fish", "{}")])

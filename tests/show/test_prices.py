@@ -138,7 +138,7 @@ def test_an_offer_stands_for_a_similar_board_only_if_the_list_says_so(tmp_path: 
 
 def test_the_order_by_cost_pays_for_each_gpu_of_a_step(tmp_path: Path) -> None:
     """Four GPUs with three times the throughput of one cost a third more for each sample; a GPU without a price is last."""
-    four = SeveralGpus(4, 1, "dgx", 0.0, 0.0)
+    four = SeveralGpus(4, 1, "dgx", 0.0, 0.0, dp=4)
     one, several, unpriced = (
         predicted(us, gpu=gpu, p10_us=us, p90_us=us, several=ranks)
         for gpu, us, ranks in (("T4", 100.0, None), ("T4", 400.0 / 3.0, four), ("V100", 10.0, None))

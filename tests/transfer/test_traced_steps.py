@@ -38,7 +38,7 @@ def test_a_step_does_not_wait_for_the_step_before_it(tmp_path: Path) -> None:
     trace = traced(tmp_path, events)
     here, there = trace.to("V100-SXM2-16GB"), trace.to("T4")
     assert here.predicted_us == pytest.approx(1000.0) and here.bound == "device"
-    longer = trace._tracked.calls("T4")["predicted_us"].iloc[0] / 1000.0
+    longer = trace.calls("T4")["predicted_us"].iloc[0] / 1000.0
     assert there.predicted_us == pytest.approx(1000.0 * longer, rel=0.02)
 
 
@@ -145,7 +145,7 @@ def test_work_of_tensor_cores_is_moved_as_such(
             1200.0,
             [STEP, *product(1, 1, name, 1200, kind)],
         )
-    calls = traced(tmp_path, events, "NVIDIA A100-PCIE-40GB")._tracked.calls(gpu)
+    calls = traced(tmp_path, events, "NVIDIA A100-PCIE-40GB").calls(gpu)
     assert calls["dtype"][0] == dtype and calls["method"][0] == "tensor"
     assert least < calls["predicted_us"][0] / took < most
 
@@ -153,12 +153,12 @@ def test_work_of_tensor_cores_is_moved_as_such(
 def test_products_of_amd_move_there_and_back(tmp_path: Path) -> None:
     amd = "Cijk_Alik_Bljk_BBS_BH_MT256x128x64_MI16x16x1"
     events = [STEP, *product(1, 1, amd, 160, "c10::BFloat16")]
-    calls = traced(tmp_path, events, "AMD Instinct MI300X")._tracked.calls("H100")
+    calls = traced(tmp_path, events, "AMD Instinct MI300X").calls("H100")
     took = float(calls["predicted_us"][0])
     assert calls["family"][0] == "gemm" and calls["method"][0] == "tensor"
     events = [STEP, *product(1, 1, "gemm", took, "c10::BFloat16")]
     back = traced(tmp_path, events, "NVIDIA H100 80GB HBM3")
-    assert back._tracked.calls("MI300X")["predicted_us"][0] == pytest.approx(160, rel=0.01)
+    assert back.calls("MI300X")["predicted_us"][0] == pytest.approx(160, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_kernels_of_tensor_cores_follow_their_peak_where_no_operator_is_known(
         launch(5, 7, 1),
         kernel(name, 10, 910, 1, **GRID),
     ]
-    tracked = traced(tmp_path, events, "NVIDIA H800")._tracked
+    tracked = traced(tmp_path, events, "NVIDIA H800")
     moved = {gpu: tracked.calls(gpu)["predicted_us"][0] for gpu in ("H100", "H200", "B200")}
     assert moved["H100"] == moved["H200"] == pytest.approx(900)  # one chip, one peak
     assert moved["B200"] == pytest.approx(900 * 989.4 / 2250)
@@ -195,7 +195,7 @@ def test_only_what_multiplies_moves_by_arithmetic(tmp_path: Path) -> None:
     convolved = convolution("volta_scudnn_128x64_relu", 9000, "float", *sizes)
     copied = convolution("cudnn::cnn::im2col4d_kernel", 900, "float", *sizes)
     for step, least, most in ((multiplied, 1.2, 1.7), (convolved, 1.2, 1.7), (copied, 0.8, 0.9)):
-        trace = traced(tmp_path, step)._tracked
+        trace = traced(tmp_path, step)
         slow, fast = (trace.calls(gpu)["predicted_us"][0] for gpu in ("H20", "H100"))
         assert least < slow / fast < most, (
             "an H20 has less arithmetic and more bandwidth than an H100"
@@ -204,7 +204,7 @@ def test_only_what_multiplies_moves_by_arithmetic(tmp_path: Path) -> None:
 
 def test_a_convolution_keeps_its_groups_and_both_sides_of_its_window(tmp_path: Path) -> None:
     events = convolution("cudnn_convolve", 100, "float", [8, 64, 17, 34], [96, 16, 1, 7])
-    call = traced(tmp_path, events)._tracked.calls("T4").iloc[0]
+    call = traced(tmp_path, events).calls("T4").iloc[0]
     assert (call["kernel_size"], call["kernel_size_w"], call["padding"], call["padding_w"]) == (
         1,
         7,
@@ -233,7 +233,7 @@ def test_what_a_call_is_follows_from_its_category_not_from_words_in_its_name(
         launch(33, 35, 4),
         kernel("sum_HostPolicy_Memset_kernel", 36, 39, 4),
     ]
-    calls = traced(tmp_path, events)._tracked.calls("T4")
+    calls = traced(tmp_path, events).calls("T4")
     assert list(calls["kind"]) == ["link", "link", "copy", "kernel"]
 
 

@@ -17,7 +17,11 @@ SMALL = {
     "dlrm_open_source": {}, "dlrm_small": {"embedding": "fused"}, "resnet50": {"image_size": 32},
     "inception_v3": {}, "dcgan": {"width": 4}, "transformer": {**TOKENS, "positions": None},
     "gnmt": {"width": 16, "vocabulary": 50, "seq_len": 5}, "bert_large": TOKENS,
-    "gpt": TOKENS, "llama": {**TOKENS, "kv_heads": 1, "ffn_width": 64},
+    "gpt": {**TOKENS, "dtype": "default", "precision": "autocast"},
+    "llama": {
+        **TOKENS, "kv_heads": 1, "ffn_width": 64, "attention": "eager", "dtype": "default",
+        "precision": "autocast",
+    },
     "gpt2_large": TOKENS, "gpt3_xl": TOKENS, "gpt3_27": TOKENS, "opt_13": TOKENS,
 }  # fmt: skip
 """Workload -> changes of its config."""
