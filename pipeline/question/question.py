@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
 
-import msgspec
-
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware import find_gpu
 from pipeline.hardware.find_gpu import (
@@ -183,6 +181,8 @@ class Question:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Question:
         """The question of `plain` values."""
+        import msgspec  # machines that are measured have none
+
         return msgspec.convert(values, cls, dec_hook=lambda _kind, value: FrozenDict(value))
 
 
@@ -255,6 +255,8 @@ def questions_of(gpu: str, model: str, options: Mapping[str, Any]) -> list[Quest
 
 def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     """The question of overrides without a batch size, and the batch size of the model's file (or None)."""
+    import msgspec
+
     chosen = {
         override.key: _name_in_group(override) for override in overrides if override.key in GROUPS
     }

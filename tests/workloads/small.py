@@ -19,7 +19,7 @@ SMALL = {
     "gnmt": {"width": 16, "vocabulary": 50, "seq_len": 5}, "bert_large": TOKENS,
     "gpt": {**TOKENS, "dtype": "default", "precision": "autocast"},
     "llama": {
-        **TOKENS, "kv_heads": 1, "ffn_width": 64, "attention": "eager", "dtype": "default",
+        **TOKENS, "kv_heads": None, "ffn_width": 64, "attention": "eager", "dtype": "default",
         "precision": "autocast",
     },
     "gpt2_large": TOKENS, "gpt3_xl": TOKENS, "gpt3_27": TOKENS, "opt_13": TOKENS,

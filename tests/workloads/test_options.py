@@ -79,7 +79,8 @@ def test_fused_attention_has_the_sizes_and_the_mask_of_its_layers(name, value):
     calls = map_calls(capture(config, 4))
     fused = calls[calls["family"] == "attention"]
     masks = {json.loads(text)["causal"] for text in fused["attributes"]}
-    decoder, encoder = config["architecture"] in ("gpt2", "opt"), config["architecture"] == "bert"
+    encoder = config["architecture"] == "bert"
+    decoder = config["architecture"] in ("gpt2", "opt", "gpt", "llama")
     assert masks == ({True} if decoder else {False} if encoder else {True, False})
     heads, tokens = config["heads"], config["seq_len"]
     sizes = {"B": 4 * heads, "M": tokens, "N": tokens, "K": config["width"] // heads}

@@ -55,7 +55,13 @@ def floating(graph):
     return found
 
 
-@pytest.mark.parametrize("name, changes", CAPTURED, ids=str)
+WITH_MAIN_WEIGHTS = ("gpt", "llama")
+"""Decoders whose optimizer holds fp32 copies of half-precision weights."""
+
+
+@pytest.mark.parametrize(
+    "name, changes", [case for case in CAPTURED if case[0] not in WITH_MAIN_WEIGHTS], ids=str
+)
 def test_a_whole_model_lies_in_half_precision(name, changes):
     graph = capture(pure(name, optimizer="adam", **changes), 4)
     plain = capture(small(name, optimizer="adam", **changes), 4)
