@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.drawn_step import draw_order, parts_of_step
@@ -33,11 +32,11 @@ from pipeline.answers.step_prediction import (
     memory_fields,
     several_gpus,
 )
-from pipeline.arrays import Array
+from pipeline.arrays import Array, Ints
 from pipeline.graph.device_calls import calls_table
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory
 from pipeline.hardware.rank_layout import Groups
-from pipeline.hardware.stages import of_part
+from pipeline.hardware.stages import held_pieces, of_part
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.question.several_gpus import Ranks
@@ -179,16 +178,10 @@ class ScheduledStep:
     def stages(self) -> list[dict[int, int]]:
         """How often each stage holds each piece, by the number of the piece."""
         of = self.ranks.parallel
-        found: list[dict[int, int]] = [{} for _ in range(of.pp)]
-        for part in range(of.parts):
-            held = found[part % of.pp]
-            for piece, times in ((of_part(part, of.parts), 1), (-1, self.ranks.layers - 1)):
-                number = piece % len(self.pieces)
-                held[number] = held.get(number, 0) + max(times, 0)
-        return found
+        return held_pieces(of.pp, of.parts, self.ranks.layers, len(self.pieces))
 
     @cached_property
-    def launches(self) -> list[npt.NDArray[np.int64]]:
+    def launches(self) -> list[Ints]:
         """How often a step launches each device call of each piece that a stage holds once."""
         found = []
         for piece, passes in zip(self.pieces, self.passes, strict=True):

@@ -12,14 +12,12 @@ from inspect import signature
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import distributed
 
 from pipeline.as_on_cuda.patches import replaced, stderr_silenced
 from pipeline.as_on_cuda.torch_names import CHECK_OF_HOOKS, FIRST_EXCHANGES, TorchDispatchMode
 from pipeline.errors import InputError
-from pipeline.hardware.rank_layout import Layout
 
 WARM_UP = 4
 """Steps before the recorded one: the reducer rebuilds its buckets in the second step, of a static graph in the third."""
@@ -94,13 +92,12 @@ def warm_up(step: Any) -> None:
             step.run(0)
 
 
-def exchange_gradients(module: nn.Module, options: Mapping[str, Any], group: Any = None) -> None:
+def exchange_gradients(module: nn.Module, options: Mapping[str, Any]) -> None:
     """Wrap a module, and let calls of the module itself run the wrapper, so that a step's functions need no change.
 
     Args:
         module: on the meta device.
         options: how gradients are exchanged, by the names of `DdpSettings`.
-        group: the process group of the replicas; None for all ranks.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -112,7 +109,7 @@ def exchange_gradients(module: nn.Module, options: Mapping[str, Any], group: Any
         given["bucket_cap_mb"] = options["bucket_cap_mb"]
     if not options["broadcast_buffers"]:
         given[_SYNC_BUFFERS] = False
-    wrapper = distributed.DistributedDataParallel(module, process_group=group, **given)
+    wrapper = distributed.DistributedDataParallel(module, **given)
     if wrapper not in WRAPPED:  # real ranks
         WRAPPED.append(wrapper)
     if options["compression"] != "none":
@@ -132,9 +129,7 @@ def exchange_gradients(module: nn.Module, options: Mapping[str, Any], group: Any
     module.forward = run
 
 
-def exchanging_gradients(
-    step: Any, options: Mapping[str, Any], layout: Layout
-) -> AbstractContextManager[object]:
+def exchanging_gradients(step: Any, options: Mapping[str, Any]) -> AbstractContextManager[object]:
     """Let a step exchange its gradients, if it does not by itself, and run it until its buckets no longer change.
 
     Returns the context in which it runs.
@@ -148,11 +143,9 @@ def exchanging_gradients(
     if not WRAPPED and not any(
         isinstance(module, distributed.DistributedDataParallel) for module in step.modules
     ):
-        several = len(layout.sizes) > 1
-        group = dist.new_group(list(layout.members("dp"))) if several else None
         for module in step.modules:
             if any(weight.requires_grad for weight in module.parameters()):
-                exchange_gradients(module, options, group)
+                exchange_gradients(module, options)
     step.without_exchange = no_exchange
     warm_up(step)
     return reducers_reads()

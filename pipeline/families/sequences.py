@@ -14,9 +14,10 @@ from pipeline.families.tensor_cores import HALF_DTYPES
 from pipeline.hardware.spec import GpuSpec
 
 ATTENTION_EDGE, ATTENTION_CLOCKS = 64.0, (7_200.0, 4_600.0)
-"""Queries, keys and head width of a tile of the memory-efficient kernel, and cycles of an SM for it beside its products: in fp32
-(measured on an H100, 8,900 with them), and in half precision before Ampere (between the means of its authors for a V100, the time
-of separate operators forward, 1.2 times that backward; facebookresearch/xformers, pull request 362)."""
+"""Queries, keys and head width of a tile of the memory-efficient kernel, and cycles of an SM for it beside its products.
+The first is of fp32, measured on an H100 (8,900 with the products). The second is of half precision before Ampere. It lies between
+the means of its authors for a V100: the time of separate operators forward, 1.2 times that backward (facebookresearch/xformers,
+pull request 362)."""
 
 AMPERE = 8.0
 """Least compute capability of FlashAttention in PyTorch (`check_flash_attention_hardware_support` in `sdp_utils.cpp`)."""

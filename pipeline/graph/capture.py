@@ -168,10 +168,10 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     prepared = plain and with_states(step, config)
     reads: AbstractContextManager[object] = nullcontext()
     with run_as_on_cuda(), stepping() as stepped:
-        if parallel and layout is not None:
+        if parallel:
             from pipeline.as_on_cuda.data_parallel import exchanging_gradients
 
-            reads = exchanging_gradients(step, config["ddp"], layout)
+            reads = exchanging_gradients(step, config["ddp"])
         elif step.training and not first and not prepared:
             step.run(0)
     configured = () if step.own_optimizers else step.optimizers

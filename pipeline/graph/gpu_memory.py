@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.graph.table import Memory
 from pipeline.hardware.spec import GpuSpec
-from pipeline.hardware.stages import in_flight, of_part
+from pipeline.hardware.stages import held_pieces, in_flight
 from pipeline.question.several_gpus import Ranks
 
 BLOCK_BYTES = 512
@@ -30,13 +30,11 @@ def stage_memory(pieces: Sequence[Memory], ranks: Ranks) -> Memory:
     """
     if not ranks.layers:
         return pieces[0]
-    of = ranks.parallel
-    needs = []
-    for stage in range(of.pp):
-        held = [pieces[of_part(k, of.parts)] for k in range(stage, of.parts, of.pp)]
-        held += [pieces[-1]] * (len(held) * (ranks.layers - 1))
+    of, needs = ranks.parallel, []
+    for stage, held in enumerate(held_pieces(of.pp, of.parts, ranks.layers, len(pieces))):
+        own = [pieces[number] for number, times in held.items() for _ in range(times)]
         waiting = in_flight(stage, of.pp, of.virtual_stages, of.micro_batches)
-        needs.append(_of_stage(held, waiting / of.virtual_stages))
+        needs.append(_of_stage(own, waiting / of.virtual_stages))
     return max(needs, key=lambda need: need.peak)
 
 

@@ -53,6 +53,23 @@ def of_part(part: int, parts: int) -> int:
     return 0 if part == 0 else 1 if part == parts - 1 else -1
 
 
+def held_pieces(stages: int, parts: int, layers: int, pieces: int) -> list[dict[int, int]]:
+    """How often each stage holds each piece of the model, by the number of the piece.
+
+    Args:
+        stages: of the pipeline.
+        parts: of the model.
+        layers: of each part; 0 for a model whose only piece is the whole.
+        pieces: how many there are (`of_part`).
+    """
+    found: list[dict[int, int]] = [{} for _ in range(stages)]
+    for part in range(parts):
+        held = found[part % stages]
+        for piece, times in ((of_part(part, parts), 1), (-1, max(layers - 1, 0))):
+            held[piece % pieces] = held.get(piece % pieces, 0) + times
+    return found
+
+
 def in_flight(stage: int, stages: int, chunks: int, count: int) -> int:
     """The most forward passes of a stage whose activations are kept for their backward passes."""
     steps = np.cumsum([1 if task.forward else -1 for task in order(stage, stages, chunks, count)])

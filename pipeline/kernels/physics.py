@@ -29,8 +29,8 @@ traces (docs/kernels.md)."""
 
 LARGE_SIDES, BEYOND_SHARE = {"M": 8192.0, "K": 8192.0}, 1.04
 """Rows and columns of a product that fills a GPU. Sizes beyond the samples' range add time at the rate of such a product with
-their sum's length, times the second figure: short sums reach less of the peak (a V100's of two elements 0.48 of its bandwidth, of
-256 0.82 of its peak). The figure is the mean of the four fp32 products of `measurements/H100` with more than 16,384 rows and a side
+their sum's length, times the second figure. Short sums reach less of the peak: a V100's of two elements 0.48 of its bandwidth, of
+256 0.82 of its peak. The figure is the mean of the four fp32 products of `measurements/H100` with more than 16,384 rows and a side
 of up to 300, of the half of the shapes that sets constants (0.96 to 1.15)."""
 
 

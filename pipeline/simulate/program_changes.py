@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.arrays import Flags
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Kind, Program
 
@@ -49,7 +50,7 @@ def as_cuda_graphs(program: Program) -> Program:
     )
 
 
-def only_rows(program: Program, kept: npt.NDArray[np.bool_]) -> Program:
+def only_rows(program: Program, kept: Flags) -> Program:
     """Some rows of a program as one of their own; calls keep their numbers. A row follows the last kept row before it."""
     rows = np.flatnonzero(kept)
     before = np.cumsum(kept) - 1  # of the kept rows, the last up to each row
@@ -74,7 +75,7 @@ ROW_COLUMNS = (
 """Columns of a program whose values do not refer to other rows."""
 
 
-def without_calls(program: Program, calls: npt.NDArray[np.bool_]) -> Program:
+def without_calls(program: Program, calls: Flags) -> Program:
     """The program without some device calls and the host time of their launch; `calls` has a value for each device call."""
     gone = (program.call >= 0) & calls[program.call]
     return replace(

@@ -1,7 +1,7 @@
 """Steps of several passes: micro-batches that pass forward and backward through the parts of a pipeline, and one update.
 
 A pass is simulated alone, launch by launch. What it adds to a host and a device that are busy with earlier passes follows from
-three times of it (`Pass`): a program without waits of the host is a linear map of the two clocks in max-plus algebra. So equal
+three times of it (`Pass`). A program without waits of the host is a linear map of the two clocks in max-plus algebra. So equal
 layers are simulated once, and a step of thousands of passes takes no longer than its distinct ones, for all draws at once.
 """
 
@@ -158,14 +158,10 @@ class Schedule:
     Attributes:
         step_us: until all stages have updated their weights.
         host_us: of the host of each stage, shape (stages, draws).
-        tasks: passes of each stage in their order.
-        spans_us: of each stage, begin and end of each of its tasks on the device in the first draw, shape (tasks, 2).
     """
 
     step_us: Array
     host_us: Array
-    tasks: Sequence[Sequence[Task]]
-    spans_us: Sequence[Array]
 
 
 def simulate_schedule(
@@ -188,7 +184,7 @@ def simulate_schedule(
             for each other.
     """
     orders = [order(stage, stages, len(parts) // stages, count) for stage in range(stages)]
-    host, device, spans = _walked(orders, parts, count, moved_us)
+    host, device = _walked(orders, parts, count, moved_us)
     if stages > 1:
         device[:] = device.max(axis=0) + joined_us
     full = stages == 1 and loop  # the device has always work queued
@@ -199,7 +195,7 @@ def simulate_schedule(
         alone = 0.0 if full else host[stage] + update.alone
         device[stage] = np.maximum(alone, device[stage] + update.busy)
         host[stage] += update.host
-    return Schedule(np.maximum(host, device).max(axis=0), host, orders, spans)
+    return Schedule(np.maximum(host, device).max(axis=0), host)
 
 
 def _taken(parts: Sequence[PartPasses], task: Task, stage: int, stages: int, count: int) -> Pass:
@@ -212,18 +208,18 @@ def _taken(parts: Sequence[PartPasses], task: Task, stage: int, stages: int, cou
 
 def _walked(
     orders: Sequence[Sequence[Task]], parts: Sequence[PartPasses], count: int, moved_us: Array
-) -> tuple[Array, Array, list[Array]]:
-    """Ends of hosts and devices after all passes, shape (stages, draws), and when passes run (`Schedule.spans_us`)."""
+) -> tuple[Array, Array]:
+    """Ends of hosts and devices after all passes, shape (stages, draws)."""
     stages = len(orders)
     host, device = np.zeros((stages, len(moved_us))), np.full((stages, len(moved_us)), -np.inf)
     arrived: dict[tuple[int, int, bool], Array] = {}
-    spans: list[list[tuple[float, float]]] = [[] for _ in orders]
+    passed = [0] * stages
     moving = True
     while moving:
         moving = False
         for stage, tasks in enumerate(orders):
-            while len(spans[stage]) < len(tasks):
-                task = tasks[len(spans[stage])]
+            while passed[stage] < len(tasks):
+                task = tasks[passed[stage]]
                 part = task.chunk * stages + stage
                 before = part - 1 if task.forward else part + 1
                 needs, key = 0 <= before < len(parts), (before, task.micro_batch, task.forward)
@@ -234,7 +230,6 @@ def _walked(
                 device[stage] = np.maximum(host[stage] + taken.alone, ready + taken.busy)
                 host[stage] += taken.host
                 arrived[part, task.micro_batch, task.forward] = device[stage] + moved_us
-                end = float(device[stage][0])
-                spans[stage].append((end - float(taken.busy[0]), end))
+                passed[stage] += 1
                 moving = True
-    return host, device, [np.array(own).reshape(-1, 2) for own in spans]
+    return host, device
