@@ -168,9 +168,35 @@ class Scope:
                 distance = np.abs(np.log2(np.maximum(values, 0.5) / np.maximum(inside, 0.5)))
             octaves = np.maximum(octaves, np.nan_to_num(distance))
             clamped[dim] = inside
+        if "B" in self.ranges and (octaves > 0).any():
+            clamped |= self._with_bytes(d, clamped)
         # other columns would change the features; the model was fitted on these dims only
         kept = calls.filter(["family", "op", "phase", "dtype", "attributes"])
         return kept.assign(**clamped), octaves
+
+    def _with_bytes(self, d: Dims, clamped: dict[str, Array]) -> dict[str, Array]:
+        """B and the stated bytes of clipped calls: bytes follow the sizes, of so few rows that no sample moves less.
+
+        A call of 640 images that is cut to 389 moves 389 / 640 of its bytes. One whose dims are all in their ranges, and whose
+        bytes are not, is like a call of fewer rows.
+        """
+        stated = [dim for dim in IO if dim in self.ranges]
+        if not stated:
+            return {}
+        sizes = d.table.drop(columns=list(IO), errors="ignore")
+        whole = family(self.name).work(Dims(sizes))
+        plain = {dim: values for dim, values in clamped.items() if dim not in IO}
+
+        def moved(rows: Array) -> dict[str, Array]:
+            part = family(self.name).work(Dims(sizes.assign(**plain | {"B": rows})))
+            both = zip(IO, (part.read, part.written), (whole.read, whole.written), strict=True)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                return {dim: d(dim) * np.where(of > 0, own / of, 1.0) for dim, own, of in both}
+
+        over = [moved(plain["B"])[dim] / self.ranges[dim][1] for dim in stated]
+        rows = plain["B"] / np.fmax(np.fmax.reduce(over), 1.0)
+        rows = np.maximum(rows, self.ranges["B"][0])
+        return {"B": rows, **{dim: np.clip(moved(rows)[dim], *self.ranges[dim]) for dim in stated}}
 
     def _folded(self, d: Dims, cache_bytes: float) -> dict[str, Array]:
         """B and H of flat calls, reshaped where clipping both would make the call fit into the cache.

@@ -19,11 +19,13 @@ from pipeline.arrays import Array, Ints, Texts
 from pipeline.errors import UnknownNameError
 from pipeline.overheads.overhead_model import (
     ABSENT,
+    ANY_IN_PLACE,
     ANY_OP,
     GLOBAL,
     HOST_TYPES,
     OverheadModel,
     calls_signature,
+    is_in_place,
 )
 
 CLIP_QUANTILE = 0.99
@@ -155,6 +157,7 @@ def _levels(frame: pd.DataFrame, signatures: bool) -> list[pd.DataFrame]:
     counts = _apply_to_distinct(
         frame["signature"], lambda text: calls_signature(_count_calls(text))
     )
+    changes = (gap | item) & _apply_to_distinct(frame["op"], is_in_place).astype(bool)
     levels = [frame[device], frame[device].assign(signature="")]
     if signatures:
         levels += [frame[gap | item | api]]
@@ -166,6 +169,8 @@ def _levels(frame: pd.DataFrame, signatures: bool) -> list[pd.DataFrame]:
         frame[item].assign(signature=""),
         frame[item].assign(signature=counts[item], op=ANY_OP),
         frame[item].assign(signature="", op=ANY_OP),
+        frame[changes & item].assign(signature=counts[changes & item], op=ANY_IN_PLACE),
+        frame[changes].assign(signature="", op=ANY_IN_PLACE),
         frame[api].assign(signature=""),
         frame[api].assign(signature="", op=ANY_OP),
         frame[api].assign(signature="", op=ANY_OP, api=""),
@@ -270,7 +275,7 @@ def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
         target: `overhead_samples` of a few iterations on the host to predict.
     """
     table = summarise(target, signatures=False)
-    table = table[table["type"].isin(HOST_TYPES) & (table["op"] != ANY_OP)]
+    table = table[table["type"].isin(HOST_TYPES) & ~table["op"].isin((ANY_OP, ANY_IN_PLACE))]
     signature = table["signature"].astype(object).where(table["signature"].notna(), "")
     keyed = np.where(
         table["type"] == "T4", signature == "", signature != ""

@@ -67,6 +67,31 @@ def test_bytes_that_a_call_does_not_state_are_not_those_of_the_smallest_sample()
     ].isna().all(axis=None)
 
 
+@pytest.mark.parametrize(
+    ("batch", "channels", "rows", "share"),
+    [(640, 64, 320, 0.5), (320, 512, 80, 0.25), (320, 64, 320, 1.0)],
+    ids=["more rows", "bytes alone", "inside"],
+)
+def test_stated_bytes_follow_the_sizes_of_a_clipped_call(
+    batch: float, channels: float, rows: float, share: float
+) -> None:
+    """Twice the rows of any sample, or sizes that are in their ranges and together move more bytes than any sample."""
+    most = 4.0 * 320 * 128 * 49
+    ranges = {"B": (4.0, 320.0), "C": (16.0, 1024.0), "HW": (1.0, 4096.0)}
+    ranges |= {"inputs": (1e3, 2.0 * most), "outputs": (1e3, most)}
+    bn = Scope(("batch_norm",), ("fp32",), ("forward",), ranges, name="batch_norm")
+    elements = batch * channels * 49.0
+    sizes = {"B": batch, "C": channels, "HW": 49.0}
+    stated = {"inputs": 8.0 * elements, "outputs": 4.0 * elements}
+    call = pd.DataFrame(
+        [{"op": "batch_norm", "dtype": "fp32", "phase": "forward"} | sizes | stated]
+    )
+    moved, octaves = bn.clamp(call)
+    found = moved[["B", "C", "inputs", "outputs"]].iloc[0].tolist()
+    assert found == pytest.approx([rows, channels, *(share * b for b in stated.values())])
+    assert octaves.item() == pytest.approx(-np.log2(share))
+
+
 def test_a_square_convolution_is_covered_where_some_samples_are_oblong() -> None:
     """The sides of oblong samples say nothing of square images, which may be larger."""
     dims = {"B": 8.0, "in_channels": 16.0, "out_channels": 16.0, "kernel_size": 3.0, "padding": 1.0}
