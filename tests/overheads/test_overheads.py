@@ -176,10 +176,16 @@ def test_lookup_falls_back_from_signature_to_op_to_all_ops(tmp_path: Path) -> No
 def test_an_unknown_operator_in_place_takes_the_time_of_others_in_place(tmp_path: Path) -> None:
     """It allocates no output, so that its kind is known, though its name is not."""
     events = [
-        op("aten::mm", 0, 18), launch(15, 17, 1), kernel("k", 17, 19, 1),
-        op("aten::add_", 20, 26), launch(22, 24, 2), kernel("k", 24, 25, 2),
-        op("aten::sqrt_", 30, 38), launch(34, 36, 3), kernel("k", 36, 37, 3),
-    ]  # fmt: skip
+        op("aten::mm", 0, 18),
+        launch(15, 17, 1),
+        kernel("k", 17, 19, 1),
+        op("aten::add_", 20, 26),
+        launch(22, 24, 2),
+        kernel("k", 24, 25, 2),
+        op("aten::sqrt_", 30, 38),
+        launch(34, 36, 3),
+        kernel("k", 36, 37, 3),
+    ]
     model = OverheadModel(summarise(extract_overheads(load_trace(write(tmp_path, events)), "w")))
     found = model.find("T2", ["aten::neg_", "aten::neg", "aten::add"], [["calls=1"] * 3])
     assert found.value_us.tolist() == pytest.approx([3, 7, 2], rel=0.02)  # the longest is clipped
