@@ -21,7 +21,7 @@ import pandas as pd
 from evaluation.checks.lin2022_steps import OTHER_LOOPS, predicted_cnn, predicted_dlrm
 from evaluation.checks.step_accuracy import with_errors
 from evaluation.figures.paper_figures import published_networks
-from evaluation.pages import lin2022_tables
+from evaluation.pages import lin2022_tables, scaling_tables
 from evaluation.pages.markdown import block, rewrite, whole_text
 from evaluation.pages.measured_campaigns import asked_without_a_host
 from evaluation.pages.step_tables import (
@@ -57,9 +57,6 @@ SOURCES = {
 }
 """Block of a page with the summary of a source, beside `<block> steps` with its rows -> what its training steps are called.
 The rows of `default` are those of the campaigns under `measurements/`."""
-
-LIN2022 = "lin2022"
-"""Source with tables of its own: its rows ship with the errors of other predictions (`evaluation/published/facts/`)."""
 
 CLOSE = 1.25
 """Ratio of measured speeds below which a pair of GPUs is close: more than the usual error of a prediction."""
@@ -176,8 +173,11 @@ def picture(rows: pd.DataFrame) -> Figure:
     return board.figure
 
 
-def lin2022_blocks() -> tuple[dict[str, str], Figure]:
-    """The blocks of the page on Lin et al.'s steps, and the figure of errors of the convolutional networks."""
+def lin2022_blocks(_: str) -> tuple[dict[str, str], dict[str, Figure]]:
+    """The blocks of the page on Lin et al.'s steps, and the figure of errors of the convolutional networks.
+
+    The rows ship with the errors of other predictions (`evaluation/published/facts/`).
+    """
     dlrm, cnn = predicted_dlrm(), predicted_cnn()
     others = {name: predicted_dlrm(loop=loop) for name, loop in OTHER_LOOPS.items()}
     blocks = {
@@ -187,7 +187,22 @@ def lin2022_blocks() -> tuple[dict[str, str], Figure]:
         "lin2022 cnn steps": lin2022_tables.table(cnn),
         "busy": lin2022_tables.busy_tables(dlrm, others),
     }
-    return blocks, published_networks(cnn)
+    return blocks, {"networks": published_networks(cnn)}
+
+
+def scaling_blocks(page: str) -> tuple[dict[str, str], dict[str, Figure]]:
+    """The blocks of the page on scaling efficiencies; no figure."""
+    rows = scaling_tables.read_scaling(block(page, "scaling steps"))
+    engine = shipped_models()
+    several = [answer(command, engine).several for command in rows["command"]]
+    efficiencies = [found.efficiency or np.nan if found else np.nan for found in several]
+    rows = scaling_tables.with_predictions(rows, efficiencies)
+    blocks = {"scaling": scaling_tables.summary(rows), "scaling steps": scaling_tables.table(rows)}
+    return blocks, {}
+
+
+BLOCKS = {"lin2022": lin2022_blocks, "scaling": scaling_blocks}
+"""Sources with tables of their own -> what makes their blocks and figures from the text of the page."""
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
@@ -196,7 +211,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "sources", nargs="*", choices=[*SOURCES, LIN2022, []], help="all, if none is named"
+        "sources", nargs="*", choices=[*SOURCES, *BLOCKS, []], help="all, if none is named"
     )
     parser.add_argument(
         "--gpu", nargs="+", help="only the rows of these GPUs, which are not written"
@@ -206,34 +221,31 @@ def main(arguments: Iterable[str] | None = None) -> int:
     options = parser.parse_args(None if arguments is None else list(arguments))
     page = project_dir() / PAGE
     try:
-        for name in options.sources or (*SOURCES, LIN2022):
-            if name == LIN2022:
+        for name in options.sources or (*SOURCES, *BLOCKS):
+            if name in BLOCKS:
                 if options.gpu:
-                    continue  # its tables are of all its GPUs
-                blocks, figure = lin2022_blocks()
-                print("\n\n".join(blocks.values()))
-                if options.write:
-                    rewrite(page, blocks)
-                if options.draw:
-                    save(figure, options.draw, "networks", kinds=("png",))
-                continue
-            rows = (
-                asked_without_a_host(campaign_gpus())
-                if name == "default"
-                else read_steps(block(whole_text(page), f"{name} steps"))
-            )
-            if options.gpu:
-                rows = rows[rows["gpu"].isin(options.gpu)]
+                    continue  # these tables are of all their GPUs
+                blocks, figures = BLOCKS[name](whole_text(page))
+            else:
+                rows = (
+                    asked_without_a_host(campaign_gpus())
+                    if name == "default"
+                    else read_steps(block(whole_text(page), f"{name} steps"))
+                )
+                rows = rows[rows["gpu"].isin(options.gpu)] if options.gpu else rows
                 if rows.empty:
                     continue
-            print(f"{name}: {len(rows)} steps", file=sys.stderr)
-            rows = compare(rows)
-            blocks = {f"{name} steps": table(rows), name: told(rows, SOURCES[name])}
+                print(f"{name}: {len(rows)} steps", file=sys.stderr)
+                rows = compare(rows)
+                blocks = {f"{name} steps": table(rows), name: told(rows, SOURCES[name])}
+                figures = {"published": picture(rows)} if name == "published" else {}
             print("\n\n".join(blocks.values()))
             if options.write and not options.gpu:
                 rewrite(page, blocks)
-            if options.draw and name == "published":
-                save(picture(rows), options.draw, "published", kinds=("svg",))
+            for file, figure in figures.items() if options.draw else ():
+                save(
+                    figure, options.draw, file, kinds=("svg",) if file == "published" else ("png",)
+                )
     except SteptimeError as error:
         print(f"steptime: {error}", file=sys.stderr)
         return error.exit_code
