@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from pipeline.collect.cases import Spec
 from pipeline.collect.device import FLOAT_BYTES
+from pipeline.families import FAMILIES
 
 CONVOLUTIONS = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")
 TF32_FAMILIES = {"gemm", "bmm", *CONVOLUTIONS}
@@ -58,16 +59,13 @@ MIN_FACTOR, MAX_FACTOR = 0.25, 4.0
 """Range of the factor by which a dimension is scaled."""
 
 SIZES: Mapping[str, tuple[str, ...]] = {
-    "gemm": ("M", "N", "K"), "bmm": ("B", "M", "N", "K"), "attention": ("B", "M", "N"),
     **dict.fromkeys(CONVOLUTIONS, ("B", "in_channels", "out_channels", "input_size")),
-    "embedding_forward": ("B", "E", "L"), "embedding_backward": ("B", "E", "L"),
-    "tril_index_forward": ("B", "F"), "tril_index_backward": ("B", "F"), "index": ("B", "E"),
-    "elementwise": ("B", "H"), "softmax": ("B", "H"), "layer_norm": ("B", "H"),
-    "dropout": ("B", "H"), "reduction": ("B", "H"), "loss": ("B", "H"), "batch_norm": ("B", "C"),
-    "pooling": ("B", "C"), "rnn": ("B", "T"), "concat": ("B",), "copy": (), "memset": (),
-    "memcpy_h2d": (), "memcpy_d2h": (), "memcpy_d2d": (), "optimizer": (), "sort": (),
+    **dict.fromkeys(("embedding_forward", "embedding_backward"), ("B", "E", "L")),
+    "attention": ("B", "M", "N"), "index": ("B", "E"), "loss": ("B", "H"), "batch_norm": ("B", "C"),
+    "pooling": ("B", "C"), "rnn": ("B", "T"), "concat": ("B",),
 }  # fmt: skip
-"""Dimensions that are scaled independently. Dims in bytes follow from them, or are scaled if a family has no others."""
+"""Dimensions that are scaled independently, where they are not those that the family requires. Dims in bytes follow from
+them, or are scaled if a family has no others."""
 
 MAX_WORK_FACTOR = 6.0
 """Largest product of the factors of a sampled call, relative to the call it was sampled around."""
@@ -78,7 +76,7 @@ DIMS_WITHOUT_CHOICE = 4
 
 def seeds() -> Iterator[Spec]:
     """All seeds in fp32, then those of families that also run in TF32 or bf16."""
-    plain = [*_matrix(), *_lookups(), *_rows(), *_movement(), *_composite()]
+    plain = [*_matrix(), *_lookups(), *_rows(), *_stated(), *_movement(), *_composite()]
     yield from plain
     for spec in plain:
         for dtype, families in (("tf32", TF32_FAMILIES), ("bf16", BF16_FAMILIES)):
@@ -146,8 +144,6 @@ def _rows() -> Iterator[Spec]:
         if h == 1:
             continue
         for phase in ("forward", "backward"):
-            yield _spec("softmax", "softmax", phase, B=b, H=h)
-            yield _spec("softmax", "log_softmax", phase, B=b, H=h)
             yield _spec("layer_norm", "ln", phase, B=b, H=h)
             yield _spec("dropout", "dropout", phase, B=b, H=h)
             yield _spec("loss", "nll_loss", phase, B=b, H=h)
@@ -158,6 +154,15 @@ def _rows() -> Iterator[Spec]:
                 "pooling", "max", phase, B=b, C=c, HW=hw, kernel_size=3, stride=2, padding=1
             )
             yield _spec("pooling", "adaptive", phase, B=b, C=c, HW=hw)
+
+
+def _stated() -> Iterator[Spec]:
+    """Calls of the families that state what a benchmark runs."""
+    for family in FAMILIES.values():
+        phases = ("forward",) if family.any_phase else ("forward", "backward")
+        for (b, h), phase, op in itertools.product(ROWS, phases, family.runs):
+            if h > 1:
+                yield _spec(family.name, op, phase, B=b, H=h)
 
 
 def _movement() -> Iterator[Spec]:
@@ -230,12 +235,12 @@ def _by_family(specs: Sequence[Spec]) -> dict[str, list[Spec]]:
 
 def vary(spec: Spec, rng: random.Random) -> Spec:
     """One call like `spec` with other sizes."""
-    names = [
-        name for name in SIZES.get(spec.family, ()) if spec.dims.get(name, 0) >= DIMS_WITHOUT_CHOICE
-    ]
+    required = FAMILIES[spec.family].required
+    scaled = SIZES.get(spec.family, tuple(name for name in required if name != "bytes"))
+    names = [name for name in scaled if spec.dims.get(name, 0) >= DIMS_WITHOUT_CHOICE]
     if not names and "bytes" in spec.dims:
         # bytes alone are the size of calls without other dims that vary
-        stale = () if SIZES.get(spec.family) else ("B", "H")
+        stale = () if scaled else ("B", "H")
         dims = {name: size for name, size in spec.dims.items() if name not in stale}
         return _follow(replace(spec, dims=dims), {}, _factor(rng, MAX_FACTOR))
     budget = MAX_WORK_FACTOR

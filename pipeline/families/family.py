@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -202,6 +203,8 @@ class Family:
             inside the range. Families without such rows have a value between those.
         marks: flags in `attributes` of which other kernels run: models answer for those that their samples have.
         unlike: calls that run other kernels on a GPU than a campaign measures there.
+        runs: what a benchmark runs on a tensor of B rows of width H, by op; its gradient too, unless `any_phase`. Families
+            that need other tensors have a builder in `pipeline/collect/cases/`.
         colour: in all pictures, of the hues of Okabe and Ito (`palette.py`); related families share a hue and differ in lightness.
         any_phase: its kernels are the same in every phase.
         flat: its time depends only on the number of elements B x H: (458752, 14) takes as long as (16384, 392).
@@ -225,6 +228,7 @@ class Family:
     outside_spread: float = 0.25
     marks: tuple[str, ...] = ()
     unlike: Callable[[Dims, GpuSpec], Flags] | None = None
+    runs: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     colour: str = OTHER
     any_phase: bool = False
     flat: bool = False

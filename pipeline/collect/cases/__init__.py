@@ -1,4 +1,4 @@
-"""Build a runnable case from a row of a calls table; one module per group of kernel families."""
+"""Build a runnable case from a row of a calls table: what a family states, or a module per group of kernel families."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,10 +6,12 @@ from pipeline.collect.cases import memory_cases as memory
 from pipeline.collect.cases import product_cases as products
 from pipeline.collect.cases import row_cases as rows
 from pipeline.collect.cases.case import Case, Maker, Spec, UnsupportedCallError
+from pipeline.families import FAMILIES
 
 __all__ = ["BUILDERS", "Case", "Maker", "Spec", "UnsupportedCallError", "build_case"]
 
 BUILDERS: Mapping[str, Callable[[Spec, Maker], Case]] = {
+    **{name: rows.stated for name, family in FAMILIES.items() if family.runs},
     "gemm": products.gemm,
     "bmm": products.bmm,
     "attention": products.attention,
@@ -31,7 +33,6 @@ BUILDERS: Mapping[str, Callable[[Spec, Maker], Case]] = {
     "elementwise": rows.elementwise,
     "reduction": rows.reduction,
     "loss": rows.loss,
-    "softmax": rows.softmax,
     "layer_norm": rows.layer_norm,
     "batch_norm": rows.batch_norm,
     "dropout": rows.dropout,

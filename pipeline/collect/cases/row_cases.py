@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.collect.cases.case import Case, Maker, Spec, UnsupportedCallError
+from pipeline.families import family
 
 Operation = Callable[..., Any]
 
@@ -161,18 +162,14 @@ def loss(spec: Spec, make: Maker) -> Case:
     return Case(spec, lambda: torch.autograd.grad(value, logits, retain_graph=True))
 
 
-def softmax(spec: Spec, make: Maker) -> Case:
-    """`softmax` or `log_softmax` over rows of width H."""
-    aten, x = torch.ops.aten, make.tensor(spec.get("B", 1), spec["H"], dtype=spec.dtype)
-    log = "log" in spec.name
-    forward = torch.log_softmax if log else torch.softmax
-    if not spec.backward:
-        return Case(spec, lambda: forward(x, 1), (x,))
-    out, grad = forward(x, 1), make.tensor(*x.shape, dtype=spec.dtype)
-    backward = (
-        aten._log_softmax_backward_data.default if log else aten._softmax_backward_data.default
-    )
-    return Case(spec, lambda: backward(grad, out, 1, x.dtype), (grad,))
+def stated(spec: Spec, make: Maker) -> Case:
+    """What the call's family says that a benchmark runs (`Family.runs`), or its gradient."""
+    kind = family(spec.family)
+    operation = spec.chosen(kind.runs, spec.name.removesuffix("_backward"))
+    x = make.tensor(spec.get("B", 1), spec["H"], dtype=spec.dtype)
+    if kind.any_phase:
+        return Case(spec, lambda: operation(x), (x,))
+    return _differentiable(spec, make, lambda: operation(x), [x])
 
 
 def layer_norm(spec: Spec, make: Maker) -> Case:
