@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
+
 import numpy as np
 import pandas as pd
 
@@ -158,7 +160,7 @@ FAMILIES = (
     Family(
         "softmax", ("B", "H"), Law.MOVEMENT, normalised_work, ("softmax", "log_softmax"), IO,
         start=(4.0, 2.3), limit=softmax_limit, outside_spread=0.45, colour="#A8578A",
-        runs={"softmax": lambda x: x.softmax(1), "log_softmax": lambda x: x.log_softmax(1)},
+        runs={"softmax": methodcaller("softmax", 1), "log_softmax": methodcaller("log_softmax", 1)},
     ),
     Family(
         "layer_norm", ("B", "H"), Law.MOVEMENT, normalised_work, ("ln", "ln_weight_gradient"), IO,
