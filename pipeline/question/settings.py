@@ -124,7 +124,7 @@ class EditSettings:
         return cls(**{key: () if names == (NO_EDIT,) else names for key, names in names_of.items()})
 
     def __bool__(self) -> bool:
-        return bool(self.remove or self.substitute or self.fuse)
+        return bool(self.texts)
 
     @property
     def texts(self) -> list[str]:
