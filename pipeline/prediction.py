@@ -78,7 +78,7 @@ class Prediction:
     unmodelled_us: dict[str, float] = field(default_factory=dict)
     """Device time in µs of unmodelled calls by operator, largest first."""
     bound: str = "device"
-    """`host`, `device` or `communication`: the one that the largest part of the critical path waits for."""
+    """`host`, `device`, `communication` or `loader`: the one that the largest part of the critical path waits for."""
     measured_us: float | None = None
     """Step time measured on this device without the profiler, if there is one."""
     host: str = ""

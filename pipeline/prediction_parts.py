@@ -92,6 +92,9 @@ class SeveralGpus:
     virtual_stages: int = 1
     micro_batches: int = 1
     """Forward and backward passes of a rank before one update."""
+    efficiency_p10: float | None = None
+    efficiency_p90: float | None = None
+    """Interval of the efficiency, by errors that one GPU shares and by that of the exchange, which it has not."""
 
     @property
     def layout(self) -> str:
@@ -101,6 +104,15 @@ class SeveralGpus:
         return ", ".join([f"dp {self.dp}", *split]) if split else ""
 
     @property
+    def efficiency_text(self) -> str:
+        """The efficiency with its interval; empty where one GPU cannot be predicted."""
+        if self.efficiency is None:
+            return ""
+        low, high = self.efficiency_p10, self.efficiency_p90
+        ends = "" if low is None or high is None else f" ({low:.0%} to {high:.0%})"
+        return f"{self.efficiency:.1%}{ends}"
+
+    @property
     def rows(self) -> dict[str, str]:
         """Rows of a prediction's table: GPUs and what joins them, the time of their exchange, and what is lost to it."""
         exposed = f"{milliseconds(self.exposed_communication_us)} exposed"
@@ -108,7 +120,7 @@ class SeveralGpus:
             "GPUs": f"{self.devices}, {self.nodes} x {self.cluster}",
             "layout": self.layout,
             "communication": f"{milliseconds(self.communication_us)}, {exposed}",
-            "scaling efficiency": "" if self.efficiency is None else f"{self.efficiency:.1%}",
+            "scaling efficiency": self.efficiency_text,
         }
 
 

@@ -136,7 +136,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         device_bound_from:f largest_batch:i fitting_gpus:s warnings:s tight:b notes:s dtype:s
         optimizer:s attention:s devices:i nodes:i dp:i tp:i cp:i pp:i virtual_stages:i
         micro_batches:i cluster:s communication_us:f
-        exposed_communication_us:f efficiency:f model_flops:f tflop_per_s:f mfu:f mfu_dtype:s
+        exposed_communication_us:f efficiency:f efficiency_p10:f efficiency_p90:f
+        model_flops:f tflop_per_s:f mfu:f mfu_dtype:s
         peak_tflop_per_s:f
     """),
     # one row per point of a plan's front, and per point of its best; `rank` counts the best from 1

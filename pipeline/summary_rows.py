@@ -129,6 +129,8 @@ def _several(row: Mapping[str, Any]) -> SeveralGpus | None:
         _number(row["efficiency"]),
         int(_number(row.get("dp")) or devices),
         **split,
+        efficiency_p10=_number(row.get("efficiency_p10")),
+        efficiency_p90=_number(row.get("efficiency_p90")),
     )
 
 

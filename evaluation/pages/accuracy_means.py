@@ -23,9 +23,8 @@ from evaluation.pages.accuracy_tables import (
 from evaluation.pages.markdown import block, markdown
 from evaluation.pages.published_rows import held_sentence, published_rows
 from evaluation.published.published_errors import published
-from pipeline.answers.gap_models import measured_gpus
-from pipeline.hardware.find_gpu import list_gpus, load_gpu
-from pipeline.model_files import list_packs
+from pipeline.answers.step_notes import unmeasured_notes
+from pipeline.hardware.find_gpu import list_gpus
 from pipeline.readable import listed
 
 WHOLE_MODELS_BAR = 10.0
@@ -86,8 +85,7 @@ def mean_table(evidence: Evidence, page: str) -> str:
 
 def unmeasured_sentence() -> str:
     """The GPUs of architectures of which no card was measured: what is said of the others does not hold for them."""
-    known = {load_gpu(name).architecture for name in (*list_packs(), *measured_gpus())}
-    names = [gpu.name for gpu in list_gpus() if gpu.architecture not in known]
+    names = [gpu.name for gpu in list_gpus() if unmeasured_notes(gpu)]
     return (
         f"Nothing stands behind the times of {listed(names)}: none of their kernels was measured."
     )

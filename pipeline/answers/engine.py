@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from pipeline.answers.loading import within_loading
 from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.model_sources import AvailableModels, Models, device_key
 from pipeline.answers.scheduled_step import (
@@ -29,6 +30,7 @@ from pipeline.answers.scheduled_step import (
     exchanges,
     predict_scheduled,
 )
+from pipeline.answers.step_errors import interval
 from pipeline.answers.step_prediction import (
     SimulatedStep,
     StepParts,
@@ -166,8 +168,10 @@ class Engine:
 
     models: Models = field(default_factory=AvailableModels)
     steps: Steps = STEPS
-    _alone_us: dict[Question, float | None] = field(default_factory=dict, compare=False, repr=False)
-    """Step times of one GPU, with which steps of several are compared."""
+    _alone: dict[Question, Prediction | None] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Steps of one GPU, with which steps of several are compared."""
 
     def predict(
         self,
@@ -301,6 +305,7 @@ class Engine:
         prediction, question = answer.whole(), answer.question
         if not prediction.fits:
             prediction = with_what_fits(prediction, question, self.steps.memory_bytes)
+        prediction = within_loading(prediction, question.predict.loader)
         return replace(answer, prediction=self._with_efficiency(prediction, question))
 
     def _with_efficiency(self, prediction: Prediction, question: Question) -> Prediction:
@@ -308,15 +313,19 @@ class Engine:
         several = prediction.several
         if several is None or several.dp != several.devices or several.micro_batches > 1:
             return prediction
-        alone = question.alone()
-        if alone not in self._alone_us:
-            (answer,) = replace(self, steps=STEPS).predict([alone], with_interval=False)
-            self._alone_us[alone] = (
-                None if answer.prediction is None else answer.prediction.predicted_us
-            )
-        alone_us = self._alone_us[alone]
-        efficiency = None if alone_us is None else alone_us / prediction.predicted_us
-        return replace(prediction, several=replace(several, efficiency=efficiency))
+        alone, draws_us = question.alone(), prediction.draws_us
+        one = self._alone.get(alone)
+        if alone not in self._alone or (one and one.draws_us is None and draws_us is not None):
+            drawn = draws_us is not None
+            (answer,) = replace(self, steps=STEPS).predict([alone], with_interval=drawn)
+            one = self._alone[alone] = answer.prediction
+        if one is None:
+            return prediction
+        found = {"efficiency": one.predicted_us / prediction.predicted_us}
+        if draws_us is not None and one.draws_us is not None:
+            low, high = interval(one.draws_us / draws_us, found["efficiency"])
+            found |= {"efficiency_p10": low, "efficiency_p90": high}
+        return replace(prediction, several=replace(several, **found))
 
     def _program(
         self, question: Question, parts: StepParts, programs: dict[tuple[int, int, str], Program]

@@ -1,16 +1,36 @@
-"""What to know about a predicted step: dtypes that its GPU lacks, and operators without a model."""
+"""What to know about a predicted step: dtypes that its GPU lacks, GPUs and operators that nothing measured stands behind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import pandas as pd
 
+from pipeline.answers.gap_models import measured_gpus
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
+from pipeline.model_files import list_packs
 from pipeline.readable import listed
 
 UNMATCHED_FAMILIES = {"attention": "fused attention", "rnn": "cuDNN's recurrent layers"}
 """Kernel families that have no bf16 kernels on GPUs without bf16; PyTorch runs separate operators in their place."""
+
+
+@lru_cache(maxsize=1)
+def measured_architectures() -> frozenset[str]:
+    """Architectures of the GPUs with kernels that were measured, of which models ship."""
+    return frozenset(load_gpu(name).architecture for name in (*list_packs(), *measured_gpus()))
+
+
+def unmeasured_notes(gpu: GpuSpec) -> list[str]:
+    """The sentence of an answer for a GPU of whose architecture no kernel was measured; nothing for others, and for a CPU."""
+    if gpu.limits is None or gpu.architecture in measured_architectures():
+        return []
+    return [
+        f"nothing stands behind the times of {gpu.name}: no kernel of its architecture was measured;"
+        " they are the rules of NVIDIA's cards, with its figures"
+    ]
 
 
 def asks_tf32(graph: pd.DataFrame) -> bool:

@@ -23,7 +23,12 @@ from pipeline.answers.kernel_predictor import (
     substitute_spread,
 )
 from pipeline.answers.step_errors import ErrorSources, StepErrors, interval
-from pipeline.answers.step_notes import asks_tf32, dtype_notes, lower_bound_notes
+from pipeline.answers.step_notes import (
+    asks_tf32,
+    dtype_notes,
+    lower_bound_notes,
+    unmeasured_notes,
+)
 from pipeline.answers.who_answers import host_name
 from pipeline.arrays import Array, Flags, Ints, Texts
 from pipeline.graph.gpu_memory import needed_bytes
@@ -264,7 +269,7 @@ def answer_fields(question: Question, step: StepParts, device: Mapping[str, Any]
         "host": host_name(question.host, question.overheads),
         "overrides": question.overrides,
         "asked": {**question.asked, **step.computed},
-        "notes": (*question.notes, *clock_notes(gpu)),
+        "notes": (*question.notes, *clock_notes(gpu), *unmeasured_notes(gpu)),
         "warnings": tuple(warnings),
     }
 

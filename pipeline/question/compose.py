@@ -322,7 +322,9 @@ def with_names_of_today(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     old, new = "ddp.", "parallel."
     keys = [text.partition("=")[0] for text in texts]
     notes = [f"{key} is called {new}{key[len(old) :]}" for key in keys if key.startswith(old)]
-    return [new + text[len(old) :] if text.startswith(old) else text for text in texts], notes
+    texts = [new + text[len(old) :] if text.startswith(old) else text for text in texts]
+    loading = [f"predict.{text}".replace("/s", "") for text in texts if text.startswith("loader=")]
+    return [text for text in texts if not text.startswith("loader=")] + loading, notes
 
 
 def refuse_repeated(texts: Sequence[str]) -> None:

@@ -88,6 +88,11 @@ class PredictSettings:
     wait_each_step: bool = option(
         "true: the host waits for the GPU after each step, as a timer around each step does", False
     )
+    loader: float = option(
+        "samples that data loading of the whole machine delivers in a second; 0: no limit",
+        0.0,
+        least=0,
+    )
     draws: int = option("simulated draws for p10 to p90", 1024, least=10)
     """With so many, p10 and p90 vary from seed to seed with a standard deviation of about 1 % of the step. With fewer than
     10, p10 and p90 are not distinct draws and mean nothing."""

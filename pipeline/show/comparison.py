@@ -306,7 +306,7 @@ def _exchange(p: Prediction) -> dict[str, str]:
     if p.several is None:
         return {}
     exposed = in_ms(p.several.exposed_communication_us)
-    return {"exposed": exposed, "efficiency": p.several.rows["scaling efficiency"]}
+    return {"exposed": exposed, "efficiency": p.several.efficiency_text.partition(" ")[0]}
 
 
 def _options(row: Prediction | Answer) -> list[str]:

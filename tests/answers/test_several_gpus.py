@@ -37,6 +37,33 @@ def test_throughput_is_that_of_all_gpus_and_efficiency_its_share_of_as_many_sing
         eight.samples_per_s / (8 * alone.samples_per_s)
     )
     assert 0.5 < eight.several.efficiency < 1
+    low, high = eight.several.efficiency_p10, eight.several.efficiency_p90
+    assert low is not None and high is not None and low < eight.several.efficiency < high <= 1
+
+
+def test_an_exchange_that_is_not_known_makes_the_efficiency_uncertain() -> None:
+    """Two cards with the same exchange, over switches that were measured and over a host that was not."""
+    widths = {}
+    for cluster in ("dgx-a100", "pcie4"):
+        found = several(2, cluster=cluster, batch_size=512, predict__draws=64).several
+        assert found is not None and found.efficiency_p10 and found.efficiency_p90
+        widths[cluster] = found.efficiency_p90 - found.efficiency_p10
+    assert widths["pcie4"] > 3 * widths["dgx-a100"]
+
+
+@pytest.mark.parametrize(("devices", "loader"), [(1, 500), (2, 1000)])
+def test_a_step_takes_at_least_the_time_of_loading_its_samples(devices: int, loader: int) -> None:
+    """The rate is that of the whole machine, and holds for all samples of a step."""
+    named = {"gpu": GPU, "devices": devices, **MODEL}
+    free, slow, fast = (
+        ask([*(f"{key}={value}" for key, value in named.items()), f"loader={rate}/s"])
+        for rate in (0, loader, 10**9)
+    )
+    steps = [engine(None).predict_one(question).whole() for question in (free, slow, fast)]
+    assert steps[1].predicted_us == pytest.approx(1e6 * 64 * 1 / 500) == steps[1].p10_us
+    assert steps[1].bound == "loader" and "data loading at" in steps[1].notes[-1]
+    assert steps[2].predicted_us == steps[0].predicted_us < steps[1].predicted_us
+    assert ("data loading is not in the step" in str(steps[0].notes)) == (devices > 1)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +160,7 @@ def test_one_engine_predicts_the_single_gpu_once() -> None:
     ]
     answers = list(answering.predict(questions))
     assert all(answer.prediction and answer.prediction.several for answer in answers)
-    assert len(answering._alone_us) == 1
+    assert len(answering._alone) == 1
     assert replace(questions[0], variant="x").alone() == questions[2].alone()
 
 

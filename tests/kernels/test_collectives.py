@@ -13,6 +13,7 @@ from pipeline.errors import InputError, PackError, TableError
 from pipeline.hardware.clusters import load_cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.collective_bandwidth import (
+    PYTORCH_US,
     MeasuredCurves,
     TimeCurve,
     collective_model,
@@ -69,7 +70,7 @@ def test_a_call_takes_its_operation_and_the_nearest_ranks():
         ignore_index=True,
     )
     assert model.covers(table).tolist() == [True, True, True, False]
-    assert model.predict(table).kernel[:3].tolist() == [20.0, 80.0, 1.0]
+    assert model.predict(table).kernel[:3].tolist() == [20 + PYTORCH_US, 80 + PYTORCH_US, 1]
     assert not model.covers(calls(ranks=1)).any()
 
 
@@ -280,7 +281,10 @@ def test_a_curve_of_more_ranks_is_shorter_by_the_hops_that_fewer_ranks_save():
         )
     ]
     model = in_cluster(measured=flat, latency_us=1.0)
-    assert [time_us(model, *asked) for asked in (("all_reduce", 8), ("all_reduce", 4))] == [50, 42]
+    assert [time_us(model, *asked) for asked in (("all_reduce", 8), ("all_reduce", 4))] == [
+        50 + PYTORCH_US,
+        42 + PYTORCH_US,
+    ]
     assert time_us(model, "all_gather", 8) == 43, "half as many as an all-reduce"
 
 
@@ -299,3 +303,15 @@ def test_a_card_of_the_same_chip_with_another_link_is_not_measured():
     assert time_us(models[1], size=2**28) == pytest.approx(
         2 * time_us(models[0], size=2**28), rel=0.01
     )
+
+
+def test_a_curve_over_pcie_is_that_of_another_host_with_the_width_of_one():
+    """The card of the curve, in the cluster that is usual for it: hosts differ by more than curves of NVLink do."""
+    l40s, h100 = (of(gpu, "auto") for gpu in ("L40S", "H100"))
+    found = {}
+    for name, model in (("L40S", l40s), ("H100", h100)):
+        asked = calls(ranks=2, size=2**28)
+        times = model.predict(asked)
+        found[name] = (model.evidence_of(asked)[0], float(times.p90[0] / times.kernel[0]))
+    assert found["L40S"][0] == "transferred" and found["L40S"][1] == pytest.approx(2, rel=0.01)
+    assert found["H100"][0] == "pack" and found["H100"][1] == pytest.approx(1.12, rel=0.02)
