@@ -321,11 +321,12 @@ class Engine:
             one = self._alone[alone] = answer.prediction
         if one is None:
             return prediction
-        found = {"efficiency": one.predicted_us / prediction.predicted_us}
+        efficiency = one.predicted_us / prediction.predicted_us
+        several = replace(several, efficiency=efficiency)
         if draws_us is not None and one.draws_us is not None:
-            low, high = interval(one.draws_us / draws_us, found["efficiency"])
-            found |= {"efficiency_p10": low, "efficiency_p90": high}
-        return replace(prediction, several=replace(several, **found))
+            low, high = interval(one.draws_us / draws_us, efficiency)
+            several = replace(several, efficiency_p10=low, efficiency_p90=high)
+        return replace(prediction, several=several)
 
     def _program(
         self, question: Question, parts: StepParts, programs: dict[tuple[int, int, str], Program]

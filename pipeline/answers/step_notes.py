@@ -28,8 +28,8 @@ def unmeasured_notes(gpu: GpuSpec) -> list[str]:
     if gpu.limits is None or gpu.architecture in measured_architectures():
         return []
     return [
-        f"nothing stands behind the times of {gpu.name}: no kernel of its architecture was measured;"
-        " they are the rules of NVIDIA's cards, with its figures"
+        f"nothing stands behind the times of {gpu.name}: no kernel of its architecture was"
+        " measured; they are the rules of NVIDIA's cards, with its figures"
     ]
 
 

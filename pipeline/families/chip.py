@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.arrays import Array, Texts
 from pipeline.families.dims import Dims, values_of
 from pipeline.hardware.spec import GpuSpec
-from pipeline.hardware.sustained import sustained_dram_gb_per_s
+from pipeline.hardware.sustained import LOW_POWER_W, sustained_dram_gb_per_s
 
 SMALLEST_KERNEL_US = 2.0
 """Duration of a kernel with almost no work, us: element-wise kernels on a few elements in public V100 and A100 traces."""
@@ -133,8 +133,8 @@ class Chip:
 
     @property
     def is_recent(self) -> bool:
-        """Whether kernels start as on an H100: Ada, Hopper, Blackwell."""
-        return self.gpu.generation.recent_start
+        """Whether kernels start as on an H100: Ada, Hopper, Blackwell. Nobody saw it on a card whose power limits its clock."""
+        return self.gpu.generation.recent_start and self.gpu.tdp_w > LOW_POWER_W
 
     @property
     def sms(self) -> int:

@@ -43,9 +43,16 @@ NARROW_SOFTMAX_PER_CLOCK, WIDE_SOFTMAX_PER_CLOCK, SOFTMAX_ROW_CLOCKS = 2.0, 2.0,
 """Elements per SM and clock of rows of softmax in half precision that lie in a warp, and of wide ones that are not aligned,
 with the least cycles of such a row (3,137 columns in an H100 trace)."""
 
+RECENT_SOFTMAX_ROW_CLOCKS = 2_300.0
+"""The least cycles of such a row in PyTorch 2.11 (2,603 columns take 2,700, measured on an H100)."""
+
 NORM_ROW_CLOCKS = (330.0, 1_400.0)
 """Cycles of an SM for a row of layer norm beside its bytes, and for one in two kernels, where the width is no multiple of four
 (measured on an H100)."""
+
+WIDE_NORM_ROW, WIDE_NORM_PER_CLOCK = 4096.0, (2.0, 0.95, 0.45)
+"""Width from which the one block of a row of layer norm is slower than its bytes, and its elements per SM and clock: forward,
+forward where the width is no multiple of four, and in the gradient (measured on an H100: without it, half of the time)."""
 
 ONE_BLOCK_ELEMENTS = 8192.0
 """Elements from which several blocks reduce a tensor to a single value: 16 for each thread of a block (PyTorch's
@@ -111,11 +118,16 @@ def layer_norm_us(c: Calls) -> Array:
     weights, inputs = (op.str.contains(part).to_numpy(bool) for part in ("weight", "input"))
     again = uneven * (c.start + c.moving_us / 2.0)
     forward = rows * np.where(uneven, *NORM_ROW_CLOCKS[::-1]) / c.chip.clocks_per_us() + again
+    even_rate, uneven_rate, gradient_rate = WIDE_NORM_PER_CLOCK
+    rate = np.where(c.d.backward(), gradient_rate, np.where(uneven, uneven_rate, even_rate))
+    wide = (c.d("H") >= WIDE_NORM_ROW) & ~weights & ~inputs
+    row_us = np.where(wide, rows * c.d("H") / rate / c.chip.clocks_per_us(), 0.0)
     adding = ROW_LATENCY_US * rows / 128.0
     both = c.start + np.maximum(adding, c.moving_us / 1.5)
     rest = np.maximum(adding - c.moving_us, 0.0)
     gradient = np.select([weights, inputs], [rest, 0.0], both)
-    return movement_us(c) + np.where(c.d.backward() | weights, gradient, forward)
+    by_bytes = movement_us(c) + np.where(c.d.backward() | weights, gradient, forward)
+    return np.maximum(by_bytes, c.start + np.nan_to_num(row_us))
 
 
 def reduction_us(c: Calls) -> Array:
@@ -130,11 +142,14 @@ def reduction_us(c: Calls) -> Array:
     return start + c.chip.memory.moving_us(c.work.bytes)
 
 
-def unaligned_rows_us(d: Dims, chip: Chip) -> Array:
-    """Time of softmax forward in half precision over rows that lie in no warp and are not aligned, us; 0 for all others."""
+def unaligned_rows_us(d: Dims, chip: Chip, row_clocks: float = SOFTMAX_ROW_CLOCKS) -> Array:
+    """Time of softmax forward in half precision over rows that lie in no warp and are not aligned, us; 0 for all others.
+
+    Such a row takes at least `row_clocks`.
+    """
     width = d("H")
     unaligned = (width > MAX_WARP_ROW) & (np.mod(width, 8.0) > 0.0) & ~d.backward()
-    clocks = np.maximum(width / WIDE_SOFTMAX_PER_CLOCK, SOFTMAX_ROW_CLOCKS)
+    clocks = np.maximum(width / WIDE_SOFTMAX_PER_CLOCK, row_clocks)
     us = d("B", 1.0) * clocks / chip.clocks_per_us()
     return np.where(unaligned & d.dtype_in(HALF_DTYPES), us, 0.0)
 
@@ -144,12 +159,15 @@ def softmax_limit(
 ) -> tuple[Array, Array | float]:
     """Factor on a model's times, and on the ends of its interval, for unaligned rows.
 
-    PyTorch 2.11 and older ones differ that much: the middle, and both in the interval.
+    PyTorch 2.11 and older ones differ that much: the middle, and both in the interval. A model of samples of the former may be too
+    short where it has none; no row takes less than the least that was measured.
     """
     if c.chip.is_cpu:
         return np.ones(c.d.rows), 1.0
-    half_way = np.sqrt(np.maximum(unaligned_rows_us(c.d, c.chip) / kernel_us, 1.0))
-    return half_way, half_way
+    former = unaligned_rows_us(c.d, c.chip)
+    recent = np.maximum(unaligned_rows_us(c.d, c.chip, RECENT_SOFTMAX_ROW_CLOCKS), kernel_us)
+    half_way = np.sqrt(np.maximum(former / recent, 1.0))
+    return half_way * recent / kernel_us, half_way
 
 
 FAMILIES = (

@@ -21,6 +21,9 @@ THROTTLE_US = 800.0
 A T4 reaches the same share of its peak as a V100 in products of 0.3 ms, and half of that share from 3 ms on (public
 latencies, 25 repetitions of each kernel)."""
 
+LOW_POWER_W = 75.0
+"""Board power up to which the clock of a step depends on heat and power (P4, T4, probably L4), W."""
+
 IDLE_WATTS = 12.0
 """Board power in W that does no arithmetic (memory refresh, leakage, regulators); a P4 or T4 idles at 8 to 15 W."""
 

@@ -21,6 +21,7 @@ from pipeline.families import FAMILIES
 from pipeline.families.dims import values_of
 from pipeline.families.family import Law
 from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.sustained import LOW_POWER_W
 from pipeline.model_files import SHARED, read_by_gpu, shipped_file
 
 
@@ -260,9 +261,9 @@ def fit_quantiles(log_time: Array, residual: Array, few: bool = False) -> Quanti
 FILE = "sessions.json"
 """Name of the file of sessions in the shared pack; `evaluation/checks/session_fit.py` makes it."""
 
-LOW_POWER_W, LOW_POWER, OTHER_CARDS, LOW_POWER_CARDS = 75.0, "T4", "other cards", "low-power cards"
-"""Board power up to which the clock of products depends on heat and power (P4, T4, probably L4), the card that shows it for those
-that were not measured twice, and the names of these in the file."""
+LOW_POWER, OTHER_CARDS, LOW_POWER_CARDS = "T4", "other cards", "low-power cards"
+"""The card that shows how the clock depends on heat and power for those of so little power that were not measured twice, and the
+names of both kinds in the file."""
 
 NOTED_RATIO = 1.1
 """Ratio of product rates between sessions from which an answer says which clock it means."""
