@@ -121,6 +121,10 @@ class ConfigError(InputError):
     """The composed configuration holds a value that makes no sense."""
 
 
+class LayoutError(ConfigError):
+    """GPUs cannot share a step in the way that is asked for. In a grid, such points are left out."""
+
+
 class TraceError(InputError):
     """A trace file is damaged, cut off, or holds something that no profiler writes."""
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.answers.plan import PlanRequest
+from pipeline.answers.plan import PlanRequest, space_of
 from pipeline.answers.who_answers import (
     HAS_MODELS,
     PUBLIC_KERNEL_GPUS,
@@ -80,7 +80,7 @@ class Flow:
             space = plan.without(config)
             space.pop("results", None)
             texts = from_snakemake(space)
-            points = tuple(expand(texts))
+            points = tuple(space_of(texts, plan.limits) if plan.asked else expand(texts))
             for name in {name for point in points for name in point.kernels.families}:
                 family(name)  # an unknown one is an error here, not in a job
             if plan.asked and any(point.local for point in points):

@@ -145,6 +145,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         gpu:s model:s variant:s batch_size:i overrides:s accumulated:i step_us:f p10_us:f p90_us:f
         samples_per_s:f memory_bytes:i bound:s evidence:s on_front:b
         | tight:b rank:i host:s wins:f samples_per_dollar:f time_per_epoch_s:f cost_per_epoch:f
+        devices:i global_batch:i layout:s
     """),
 }
 

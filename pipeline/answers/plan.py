@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from pipeline.answers.host_share import host_note
 from pipeline.answers.plan_results import Limits, Objective, Plan
 from pipeline.answers.plan_search import OnProgress, Search
 from pipeline.errors import InputError
-from pipeline.question.question import Question
+from pipeline.question.layouts import layouts_of
+from pipeline.question.question import Question, expand
 from pipeline.readable import seconds
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
@@ -73,6 +75,11 @@ class PlanRequest:
         return {key: value for key, value in config.items() if key not in (OBJECTIVE, *CONSTRAINTS)}
 
 
+def space_of(overrides: Sequence[str], limits: Limits) -> list[Question]:
+    """The points of a plan. Errors are those of `expand`."""
+    return expand(overrides, partial(layouts_of, global_batch=limits.global_batch))
+
+
 def plan(
     objective: str,
     gpu: str,
@@ -102,7 +109,8 @@ def plan(
         InputError: a name or value does not exist, or no point meets the constraints.
     """
     limits = Limits(samples, memory_gib, budget, deadline_s, global_batch)
-    with questions_about(gpu, model, overrides) as questions:
+    completed = partial(layouts_of, global_batch=global_batch)
+    with questions_about(gpu, model, overrides, completed) as questions:
         return make_plan(Objective.named(objective), questions, limits)
 
 

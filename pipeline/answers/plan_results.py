@@ -98,6 +98,11 @@ class Choice:
     wins: float | None = None
     """Share of the draws in which the point is the best of the contenders."""
 
+    @property
+    def replicas(self) -> int:
+        """Replicas of the model."""
+        return self.question.ranks.replicas if self.question.ranks else 1
+
     def as_dict(self, samples: int | None) -> dict[str, Any]:
         """Plain values for JSON and tables."""
         p, question, cost = self.prediction, self.question, self.cost_per_sample
@@ -106,6 +111,9 @@ class Choice:
             "gpu": question.gpu.name,
             "model": question.model,
             "batch_size": question.batch_size,
+            "devices": question.devices,
+            "global_batch": question.global_batch * self.batches,
+            "layout": p.several and p.several.layout,
             "overrides": list(question.overrides),
             "accumulated": self.batches,
             "step_us": p.predicted_us,
@@ -159,6 +167,12 @@ class Plan:
             "tie": None if self.tie is None else self.tie.as_dict(),
         }
 
+    @property
+    def _accumulates(self) -> bool:
+        return self.limits.global_batch is not None and any(
+            choice.batches > 1 for choice in (*self.contenders, *self.front)
+        )
+
     def table(self) -> pd.DataFrame:
         """The contenders, a row each."""
         return pd.DataFrame([choice.as_dict(self.limits.samples) for choice in self.contenders])
@@ -176,7 +190,10 @@ class Plan:
                 "batch": f"{choice.question.batch_size:,}",
                 "options": " ".join(choice.question.overrides),
             }
-            row |= {"accumulated": f"{choice.batches} ×"} if self.limits.global_batch else {}
+            row |= (
+                {"dp": str(choice.replicas)} if any(each.replicas > 1 for each in choices) else {}
+            )
+            row |= {"accumulated": f"{choice.batches} ×"} if self._accumulates else {}
             row |= {
                 "step\nms": p.step_ms,
                 "samples/s": rate(values["samples_per_s"]),

@@ -145,7 +145,7 @@ class Search:
         for done, question in enumerate(ascending):
             self.on_progress(CHECKING, done)
             total = self.limits.global_batch
-            if total is not None and total % (question.batch_size * question.devices):
+            if total is not None and not _divides(question, total):
                 self.lost["batch does not divide the global batch"] += 1
                 continue
             gpu = question.gpu
@@ -175,7 +175,7 @@ class Search:
         """The points that can be predicted, without intervals."""
         total = self.limits.global_batch
         batches = {
-            question: 1 if total is None else total // (question.batch_size * question.devices)
+            question: 1 if total is None else total // question.global_batch
             for question in questions
         }
         parts = {
@@ -200,7 +200,7 @@ class Search:
                 continue
             us = update_us[question]
             us += (count - 1) * update_us[parts[question]] if count > 1 else 0.0
-            samples = question.batch_size * question.devices * count
+            samples = question.global_batch * count
             price = hourly.get(question.gpu.name, np.inf) / 3600e6 * question.devices
             points.append((question, count, samples, price, us, question in host_bound))
         self.predicted = len(points)
@@ -276,6 +276,13 @@ class Search:
         first = [choices[row] for row in contenders.tolist()]
         tie = tie_of([choice.prediction for choice in first], drawn)
         return first, [choices[row] for row in front.tolist()], tie
+
+
+def _divides(question: Question, total: int) -> bool:
+    """Whether steps of a question make an update of `total` samples: one step where it has several passes, else one or more."""
+    steps, left = divmod(total, question.global_batch)
+    scheduled = question.ranks is not None and question.ranks.scheduled
+    return not left and (steps == 1 or not scheduled)
 
 
 def _accumulating(question: Question) -> Question:

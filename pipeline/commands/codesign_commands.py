@@ -12,7 +12,7 @@ from rich.text import Text
 from pipeline.answers.advice import Advice, advice_for
 from pipeline.answers.difference import Difference, signed
 from pipeline.answers.engine import Answer, engine, in_order
-from pipeline.answers.plan import make_plan
+from pipeline.answers.plan import make_plan, space_of
 from pipeline.answers.plan_results import Limits, Objective
 from pipeline.answers.step_changes import SAME
 from pipeline.answers.tracker import load_trace
@@ -117,7 +117,7 @@ def plan(
         )
     deadline_s = None if deadline is None else seconds(deadline)
     limits = Limits(samples, memory, budget, deadline_s, global_batch)
-    points = expand(given)
+    points = space_of(given, limits)
     check_file(figure, "--figure")
     with working("reading") as say:
 

@@ -6,7 +6,7 @@ groups. The other overrides of a question are applied to a copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -46,6 +46,11 @@ class Override:
     """The override as it can be given again."""
     plus: str = ""
     """`+` if the key is new, `++` if it may be."""
+
+
+Point = tuple[Override, ...]
+Completed = Callable[[Point], Iterable[Point]]
+"""What gives the points that a point of a grid stands for."""
 
 
 def forget() -> None:

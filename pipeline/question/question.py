@@ -9,13 +9,12 @@ Vocabulary:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
 
-from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.errors import ConfigError, LayoutError, UnknownNameError
 from pipeline.hardware import find_gpu
 from pipeline.hardware.find_gpu import (
     LOCAL,
@@ -28,6 +27,7 @@ from pipeline.hardware.find_gpu import (
 from pipeline.hardware.hosts import Host, host_of, load_host, usual_host
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.checks import (
+    check_names,
     check_sections,
     check_values,
     checked_batch_size,
@@ -37,6 +37,7 @@ from pipeline.question.checks import (
     unknown_option,
 )
 from pipeline.question.compose import (
+    Completed,
     Override,
     choices,
     configuration,
@@ -71,9 +72,6 @@ LOCAL_GPU = LOCAL
 
 _METHODS = ("kernels", "overheads", "predict", "collect")
 """Sections that are fields of a question, as typed settings."""
-
-NAME = r"[A-Za-z0-9_\-]+"
-"""Pattern of names of GPUs and models. Folders have these names, and Snakemake rules find them by this pattern."""
 
 _UNREAD_BY_RULES = ("aliases", "sources")
 """Fields of a GPU that no result depends on: an edited comment on a source reruns no rule."""
@@ -134,6 +132,12 @@ class Question:
         """Number of machines that hold them."""
         return self.ranks.nodes if self.ranks else 1
 
+    @property
+    def global_batch(self) -> int:
+        """Samples of one update of the weights."""
+        of = self.ranks
+        return self.batch_size * (of.replicas * of.parallel.micro_batches if of else 1)
+
     def alone(self) -> Question:
         """The same step on one of its GPUs, without exchange."""
         shared = ("layout", "ddp", "sequence", "owners", "part")
@@ -186,11 +190,14 @@ class Question:
         return msgspec.convert(values, cls, dec_hook=lambda _kind, value: FrozenDict(value))
 
 
-def expand(overrides: Sequence[str]) -> list[Question]:
+def expand(overrides: Sequence[str], completed: Completed | None = None) -> list[Question]:
     """All questions of a grid, in the order of the sweep, each once.
+
+    Points whose GPUs cannot share the step as they say are left out, if others can.
 
     Args:
         overrides: Hydra overrides; several values separated by commas make a sweep, `experiment=NAME` a named one.
+        completed: the points that a point of the grid stands for; None: itself.
 
     Raises:
         UnknownNameError: a GPU, model, experiment or option does not exist.
@@ -206,19 +213,30 @@ def expand(overrides: Sequence[str]) -> list[Question]:
         for sweeps in (experiments(named[0]) if named else [{}])
     ]
     resolved: dict[tuple[str, ...], tuple[Question, Any]] = {}
+    refused: dict[tuple[str, ...], LayoutError] = {}
     questions: dict[tuple[str, str, str, int], Question] = {}
-    for point in chain.from_iterable(map(parse_grid, grids)):
+    points = chain.from_iterable(map(parse_grid, grids))
+    for point in chain.from_iterable(map(completed, points)) if completed else points:
         others = tuple(override for override in point if override.key != "batch_size")
         key = tuple(override.text for override in others)
-        if key not in resolved:
-            resolved[key] = _resolve(others)
+        if key not in resolved and key not in refused:
+            try:
+                resolved[key] = _resolve(others)
+            except LayoutError as error:
+                refused[key] = error
+        if key in refused:
+            continue
         question, usual_batch = resolved[key]
         sizes = [override.value for override in point if override.key == "batch_size"]
         question = replace(question, batch_size=checked_batch_size(*sizes or [usual_batch]))
         questions.setdefault(
             (question.gpu.name, question.model, question.variant, question.batch_size), question
         )
-    return [replace(q, notes=(*renamed, *q.notes)) for q in questions.values()]
+    *_, last = (None, *refused.values())
+    if last and not questions:
+        raise last
+    left_out = [f"left out: {last}"] if last and completed is None else []
+    return [replace(q, notes=(*renamed, *left_out, *q.notes)) for q in questions.values()]
 
 
 def ask(overrides: Sequence[str]) -> Question:
@@ -245,12 +263,13 @@ def only(questions: Sequence[Question]) -> Question:
     return questions[0]
 
 
-def questions_of(gpu: str, model: str, options: Mapping[str, Any]) -> list[Question]:
+def questions_of(
+    gpu: str, model: str, options: Mapping[str, Any], completed: Completed | None = None
+) -> list[Question]:
     """The questions that Python arguments describe: `model__embedding="sparse"` is the override `model.embedding=sparse`."""
-    values = {"gpu": gpu, "model": model} | {
-        key.replace("__", "."): value for key, value in options.items()
-    }
-    return expand([f"{key}={written(value)}" for key, value in values.items()])
+    given = {"gpu": gpu, "model": model, **options}
+    texts = [f"{key.replace('__', '.')}={written(value)}" for key, value in given.items()]
+    return expand(texts, completed)
 
 
 def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
@@ -314,18 +333,13 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
 
 def _ambiguous_gpu(override: Override) -> str:
     """A sentence where an alias such as `A100` also begins the names of other GPUs; else an empty text."""
-    if override.key != "gpu":
-        return ""
     stated = override.text.partition("=")[2]
-    name = stated if stated == LOCAL_GPU else load_gpu(stated).name
-    others = [
-        spec.name
-        for spec in list_gpus()
-        if spec.name != name and spec.name.startswith(f"{stated}-")
-    ]
-    return (
-        f"gpu={stated} is {name}; others: {', '.join(others)}" if others and name != stated else ""
-    )
+    if override.key != "gpu" or stated == LOCAL_GPU:
+        return ""
+    name = load_gpu(stated).name
+    named = [spec.name for spec in list_gpus() if spec.name.startswith(f"{stated}-")]
+    others = ", ".join(each for each in named if each != name)
+    return f"gpu={stated} is {name}; others: {others}" if others and name != stated else ""
 
 
 def _composed(
@@ -340,7 +354,7 @@ def _composed(
     local = {"gpu": {"name": LOCAL_GPU}} if chosen.get("gpu") == LOCAL_GPU else {}
     base = configuration(files)[0] | local
     check_sections(base)
-    _check_names(chosen, base)
+    check_names(chosen, base)
     try:
         config, missing = configuration(files, values)
     except KeyError as error:
@@ -381,17 +395,3 @@ def _name_in_group(override: Override) -> str:
         remedy = option_of(group).remedy
         raise UnknownNameError(group, name, choices(group), nearest, remedy=remedy)
     return name
-
-
-def _check_names(chosen: Mapping[str, str], config: Mapping[str, Any]) -> None:
-    """Check that a copied file states its own name: artifacts are stored in folders of that name."""
-    for group, value in chosen.items():
-        where, name = f"config/{group}/{value}.yaml", str(config[group]["name"])
-        if name != value:
-            raise ConfigError(
-                f"{where}: name is {name!r}, expected {value!r} as the file is called"
-            )
-        if not re.fullmatch(NAME, name):
-            raise ConfigError(
-                f"{where}: folders get this name: give it letters, digits, - and _ alone"
-            )

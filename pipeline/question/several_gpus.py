@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, LayoutError
 from pipeline.hardware.clusters import (
     AUTO,
     Cluster,
@@ -234,21 +234,37 @@ def _check_shares(devices: int, parallel: ParallelSettings, model: Mapping[str, 
             " (docs/many_gpus.md)"
         )
     if devices % of.shares:
-        raise ConfigError(
+        raise LayoutError(
             f"devices={devices}: not a multiple of tp x cp x pp = {of.tp} x {of.cp} x {of.pp} ="
             f" {of.shares}; replicas of the model have that many GPUs"
         )
     if of.virtual_stages > 1 and (of.pp == 1 or of.micro_batches % of.pp):
-        raise ConfigError(
+        raise LayoutError(
             f"parallel.virtual_stages={of.virtual_stages}: the interleaved schedule needs"
             f" parallel.pp above 1 and parallel.micro_batches as a multiple of it, not"
             f" pp={of.pp} and micro_batches={of.micro_batches}"
         )
+    if architecture in SPLIT_MODELS:
+        _check_divided(of, model)
     if of.parts > 1 and int(model["layers"]) % of.parts:
-        raise ConfigError(
+        raise LayoutError(
             f"model.layers={model['layers']}: not a multiple of pp x virtual_stages = {of.pp} x"
             f" {of.virtual_stages}; each part of the pipeline has the same number of layers"
         )
+
+
+def _check_divided(of: ParallelSettings, model: Mapping[str, Any]) -> None:
+    """Refuse ranks that do not divide heads, the width of a layer, or tokens."""
+    kv_heads = int(model.get("kv_heads") or model["heads"])
+    width = int(model.get("ffn_width") or 4 * int(model["width"]))
+    tokens = int(model["seq_len"])
+    split = [("kv_heads", kv_heads, "tp", of.tp), ("ffn_width", width, "tp", of.tp)]
+    split += [("seq_len", tokens, "cp", of.cp)]
+    if of.sequence:
+        split += [("seq_len over cp", tokens // of.cp, "tp", of.tp)]
+    for name, size, axis, ranks in split:
+        if size % ranks:
+            raise LayoutError(f"model.{name}={size}: must be a multiple of parallel.{axis}={ranks}")
 
 
 def _check_work(devices: str, model: Mapping[str, Any]) -> None:

@@ -307,13 +307,8 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
     tokens, fused = int(config["seq_len"]), config["attention"] == "fused"
     _must_divide(("model.width", width), ("model.heads", heads))
     _must_divide(("model.heads", heads), ("model.kv_heads", kv_heads))
-    _must_divide(("model.kv_heads", kv_heads), ("parallel.tp", tp))
     ffn_width = int(config.get("ffn_width") or 4 * width)
-    _must_divide(("model.ffn_width", ffn_width), ("parallel.tp", tp))
-    _must_divide(("model.seq_len", tokens), ("parallel.cp", cp))
     sequence = bool(config.get("sequence", False)) and tp > 1
-    if sequence:
-        _must_divide(("model.seq_len over parallel.cp", tokens // cp), ("parallel.tp", tp))
     if cp > 1 and not fused:
         raise ConfigError(
             f"parallel.cp={cp}: attention over the tokens of other ranks is one operator;"

@@ -14,6 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, name_of
+from pipeline.question.compose import Completed
 from pipeline.question.question import LOCAL_GPU, Question, questions_of
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def shown_target(target: object) -> str:
 
 @contextmanager
 def questions_about(
-    gpu: str, model: object, options: Mapping[str, Any]
+    gpu: str, model: object, options: Mapping[str, Any], completed: Completed | None = None
 ) -> Iterator[list[Question]]:
     """The questions that Python arguments describe; steps that are given as objects exist while the body runs.
 
@@ -61,6 +62,7 @@ def questions_about(
         gpu: names of GPUs, separated by commas.
         model: names of workloads, or a module, or a function or class that makes one.
         options: overrides, and `step` or `PARTS`.
+        completed: as of `expand`, for workloads by name.
 
     Raises:
         InputError: a name or value does not exist, or arguments contradict each other.
@@ -74,7 +76,7 @@ def questions_about(
                 f"{next(iter(parts))}=: model={model} is a workload of Steptime; give model=, your"
                 " module or what makes it"
             )
-        yield questions_of(gpu, model, others)
+        yield questions_of(gpu, model, others, completed)
         return
     if gpu == LOCAL_GPU:
         raise ConfigError(

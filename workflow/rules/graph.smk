@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.question.question import NAME
+from pipeline.question.checks import NAME
 
 
 wildcard_constraints:

@@ -5,17 +5,17 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.answers.plan import make_plan
+    from pipeline.answers.plan import make_plan, space_of
     from pipeline.answers.plan_results import Limits, Objective
-    from pipeline.question.question import expand
     from pipeline.show.plans import write_plan
 
     given, made = snakemake.params, snakemake.output
     results = Path(made.table).parents[1]
+    limits = Limits(**given.limits)
     plan = make_plan(
         Objective(given.objective),
-        expand(given.space),
-        Limits(**given.limits),
+        space_of(given.space, limits),
+        limits,
         results=str(results),
     )
     write_plan(
