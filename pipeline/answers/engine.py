@@ -309,9 +309,11 @@ class Engine:
         return replace(answer, prediction=self._with_efficiency(prediction, question))
 
     def _with_efficiency(self, prediction: Prediction, question: Question) -> Prediction:
-        """A prediction of several GPUs with its throughput over that of as many single ones."""
-        several = prediction.several
+        """A prediction of several GPUs with its throughput over that of as many single ones, if these compute in its dtype."""
+        several, ranks = prediction.several, question.ranks
         if several is None or several.dp != several.devices or several.micro_batches > 1:
+            return prediction
+        if ranks is not None and ranks.parallel.mixed_precision != "none":
             return prediction
         alone, draws_us = question.alone(), prediction.draws_us
         one = self._alone.get(alone)

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import distributed
 
+from pipeline.as_on_cuda.fully_sharded import is_sharded, shard_in_step
 from pipeline.as_on_cuda.patches import replaced, stderr_silenced
+from pipeline.as_on_cuda.recording_group import WRAPPED
 from pipeline.as_on_cuda.torch_names import CHECK_OF_HOOKS, FIRST_EXCHANGES, TorchDispatchMode
 from pipeline.errors import InputError
 
@@ -81,10 +83,6 @@ def no_exchange() -> Iterator[None]:
         yield
 
 
-WRAPPED: list[Any] = []
-"""Wrappers that were made in the step of several ranks that is captured now."""
-
-
 def warm_up(step: Any) -> None:
     """Run a step until its buckets no longer change. The reducer says that it cannot time kernels of the meta device."""
     with _KeepHostCopies(), stderr_silenced():  # type: ignore[no-untyped-call]
@@ -129,10 +127,14 @@ def exchange_gradients(module: nn.Module, options: Mapping[str, Any]) -> None:
     module.forward = run
 
 
-def exchanging_gradients(step: Any, options: Mapping[str, Any]) -> AbstractContextManager[object]:
-    """Let a step exchange its gradients, if it does not by itself, and run it until its buckets no longer change.
+def exchanging_gradients(step: Any, config: Mapping[str, Any]) -> AbstractContextManager[object]:
+    """Let a step exchange its gradients, if it does not by itself, and run it until its exchange no longer changes.
 
     Returns the context in which it runs.
+
+    Args:
+        step: on the meta device.
+        config: its configuration, with `ddp` or `fsdp`: how ranks exchange.
     """
     if step.in_kernel or step.sparse_gradient_bytes:
         raise InputError(
@@ -140,12 +142,15 @@ def exchanging_gradients(step: Any, options: Mapping[str, Any]) -> AbstractConte
             " have none; take model.embedding=dense (tables that are spread over GPUs are not"
             " predicted yet)"
         )
-    if not WRAPPED and not any(
+    wrapped = bool(WRAPPED) or any(
         isinstance(module, distributed.DistributedDataParallel) for module in step.modules
-    ):
-        for module in step.modules:
-            if any(weight.requires_grad for weight in module.parameters()):
-                exchange_gradients(module, options)
+    )
+    if is_sharded(step.modules) or ("fsdp" in config and not wrapped):
+        shard_in_step(step, config.get("fsdp"))
+        return nullcontext()
+    for module in step.modules:
+        if not wrapped and any(weight.requires_grad for weight in module.parameters()):
+            exchange_gradients(module, config["ddp"])
     step.without_exchange = no_exchange
     warm_up(step)
     return reducers_reads()

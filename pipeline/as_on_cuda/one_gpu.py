@@ -20,15 +20,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pipeline.as_on_cuda.cuda_functions import one_cuda_device
+from pipeline.as_on_cuda.fully_sharded import SHARDING, meshes_on_meta, sharded_on_meta
 from pipeline.as_on_cuda.host_reads import FOLLOWED, follow_values, with_rows
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.recording_group import is_recording, recording_group
 from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.errors import InputError, SteptimeWarning
 from pipeline.hardware.rank_layout import Layout
-
-FSDP = "torch.distributed.fsdp"
-"""Module of PyTorch's sharded training. It takes seconds to import, so that only a script does it."""
 
 _NOT_REPLACED = ("pipeline.", "torch.distributed.distributed_c10d")
 """Beginnings of the names of modules that keep PyTorch's functions of process groups: they make these."""
@@ -53,7 +51,7 @@ def one_gpu(device: str) -> Iterator[None]:
         if dist.is_available():
             stack.enter_context(_own_group())
         stack.enter_context(_wrappers_left_out())
-        stack.enter_context(_fully_shard_left_out())
+        stack.enter_context(_sharding())
         stack.enter_context(OnOneDevice(device))
         _IN_PLACE_OF_GPU.append(device)
         stack.callback(_IN_PLACE_OF_GPU.pop)
@@ -212,21 +210,30 @@ def _wrappers_left_out() -> Iterator[None]:
 
 
 @contextmanager
-def _fully_shard_left_out() -> Iterator[None]:
-    """While the body runs, `fully_shard` returns the module; it is found as soon as a script has imported it."""
+def _sharding() -> Iterator[None]:
+    """While the body runs, a script's `fully_shard` shards a module for several GPUs, and returns it as it is for one.
+
+    It is found as soon as a script has imported it.
+    """
     usual: Any = builtins.__import__
     with ExitStack() as stack:
+        taken = list[Any]()
 
         def take() -> None:
-            own = getattr(sys.modules.get(FSDP), "fully_shard", _whole)
-            if own is not _whole:
-                stack.enter_context(_everywhere({"fully_shard": (own, _whole)}))
+            own = getattr(sys.modules.get(SHARDING), "fully_shard", _whole)
+            if own is not _whole and not taken:
+                taken.append(own)
+                left_out = {"fully_shard": (own, _whole)}
+                context = sharded_on_meta() if is_recording() else _everywhere(left_out)
+                stack.enter_context(context)
 
         def load(*args: Any, **kwargs: Any) -> Any:
             found = usual(*args, **kwargs)
             take()
             return found
 
+        if is_recording():
+            stack.enter_context(meshes_on_meta())
         take()
         stack.enter_context(replaced(builtins, __import__=load))
         yield
@@ -234,11 +241,6 @@ def _fully_shard_left_out() -> Iterator[None]:
 
 def _whole(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """In place of `fully_shard`: the module as it is."""
-    if is_recording():
-        raise InputError(
-            "fully_shard: FSDP is not predicted yet: leave out devices=, or take"
-            " DistributedDataParallel"
-        )
     _warn(
         "fully_shard: the step of one GPU is predicted, with all weights on it and without exchange"
         " between GPUs"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from pipeline.as_on_cuda.fully_sharded import own_part
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.shape_operators import WITHOUT_SHAPES, is_fake
 from pipeline.as_on_cuda.torch_names import (
@@ -124,9 +125,10 @@ def update_of(optimizers: Sequence[Optimizer]) -> str:
 
 
 def state_tensors(optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    """Tensors of optimizer state on the device, without single numbers (the step counters)."""
+    """Tensors of optimizer state on the device, this rank's parts of them, without single numbers (the step counters)."""
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
-    kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    values = [value for state in states for value in state.values()]
+    kept = [own_part(value) for value in values if isinstance(value, Tensor)]
     return [tensor for tensor in kept if tensor.numel() > 1]
 
 

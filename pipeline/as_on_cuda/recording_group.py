@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import destroy_process_group, init_process_group
 
-from pipeline.as_on_cuda.data_parallel import WRAPPED
 from pipeline.as_on_cuda.host_reads import read
 from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.as_on_cuda.torch_names import call_after_backward, tree_leaves
@@ -144,7 +143,7 @@ class RecordingGroup(dist.ProcessGroup):
         torch.ops.steptime_comm.issue(inputs, results, op, number, self._ranks, self._axis)
         if not getattr(options, "asyncOp", True):
             self.wait_for([number])
-            results = []
+            results = []  # a work that is kept keeps its results alive
         elif self._reported:
             # the reducer awaits futures, which do not say so; it does at the end of the backward pass, after this call
             self._reported = not call_after_backward(self._wait_for_all)
@@ -189,6 +188,9 @@ def _take_own(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
                 sent = own if own.shape == result.shape else own.flatten().repeat(times)
                 result.copy_(sent.view(-1)[: result.numel()].view(result.shape))
 
+
+WRAPPED: list[Any] = []
+"""`DistributedDataParallel` wrappers that were made in the step of several ranks that is captured now."""
 
 _NUMBERS = count()
 """Numbers of collectives, over all groups."""

@@ -47,6 +47,11 @@ NAMES = {
     "torch.nn.parallel.DistributedDataParallel._check_comm_hook": "hooks with annotations as text",
     "torch.cuda._sleep": "a kernel that waits: measurements fill the queue with it",
     "torch.UntypedStorage._cdata": "identity of a tensor's memory",
+    "torch.distributed.device_mesh._get_device_handle": "streams and events of meshes and FSDP2",
+    "torch.distributed.fsdp._fully_shard._fsdp_init._get_device_from_mesh": "FSDP2's device",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._validate_no_meta_params": (
+        "FSDP2 refuses weights without data"
+    ),
 }
 """Private names, with what each is used for."""
 
@@ -108,9 +113,10 @@ def has_kernel(schema: str, key: str) -> bool:
         return False
 
 
-def storage_id(tensor: Tensor) -> int:
-    """Identity of a tensor's storage; views of one tensor share it."""
-    return int(tensor.untyped_storage()._cdata)
+def storage_id(tensor: Tensor | torch.UntypedStorage) -> int:
+    """Identity of a tensor's storage, or of a storage; views of one tensor share it."""
+    storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else tensor
+    return int(storage._cdata)
 
 
 def call_after_backward(function: Callable[[], None]) -> bool:
@@ -127,6 +133,22 @@ CHECK_OF_HOOKS = "_check_comm_hook"
 
 FIRST_EXCHANGES = ("_verify_param_shape_across_processes", "_sync_module_states")
 """Functions with which `DistributedDataParallel` checks and copies the weights of the first rank when it is made."""
+
+MESH_ANSWERS = ("_get_device_handle", "_get_device_from_mesh")
+"""Functions that tell meshes and FSDP2 the module of their device (`torch.cuda`), and the device."""
+
+PARTS_OF_FSDP = (
+    "torch.distributed.device_mesh",
+    *(
+        f"torch.distributed.fsdp._fully_shard.{part}"
+        for part in ("_fsdp_collectives", "_fsdp_param_group", "_fsdp_state", "_fsdp_init")
+    ),
+    "torch.distributed.fsdp._fully_shard._fully_shard",
+)
+"""Modules that import these functions by name."""
+
+META_CHECK = ("FSDPParamGroup", "_validate_no_meta_params")
+"""Class of FSDP2 and its method that refuses weights without data."""
 
 
 def wait_on_device(cycles: int) -> None:

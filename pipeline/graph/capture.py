@@ -121,6 +121,7 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> Recorded
         fake_tensor_mode(allow_non_fake_inputs=True) if fake else nullcontext(),
         assuming_true_share(config.get("picked")),
         first_rank(config),
+        sharding(config),
     ):
         if _is_shipped(config):
             return observe(make_step(config, batch_size, device), fake, config)
@@ -163,15 +164,16 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from pipeline.graph.memory import memory_need, with_states
 
     layout = Layout.of_workload(config)
-    parallel = step.training and layout is not None and "dp" in dict(layout.sizes)
+    parallel = step.training and layout is not None and {"ddp", "fsdp"} & {*config}
     plain = not (fake or first or parallel or step.own_optimizers) and _is_shipped(config)
     prepared = plain and with_states(step, config)
     reads: AbstractContextManager[object] = nullcontext()
+    paths = module_paths(step.modules)
     with run_as_on_cuda(), stepping() as stepped:
         if parallel:
             from pipeline.as_on_cuda.data_parallel import exchanging_gradients
 
-            reads = exchanging_gradients(step, config["ddp"])
+            reads = exchanging_gradients(step, config)
         elif step.training and not first and not prepared:
             step.run(0)
     configured = () if step.own_optimizers else step.optimizers
@@ -180,7 +182,6 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     unused = bool(others) and len(others) == len(stepped)
     with tempfile.TemporaryDirectory(prefix="steptime-") as folder:
         path = Path(folder) / "execution_trace.json"
-        paths = module_paths(step.modules)
         with _recording(path), reads, module_calls_marked(paths):
             step.run(0)
         states = (0 if unused else step.optimizer_bytes) + sum(
@@ -246,6 +247,15 @@ def first_rank(config: Mapping[str, Any]) -> AbstractContextManager[None]:
     from pipeline.as_on_cuda.recording_group import recording_group
 
     return recording_group(layout)
+
+
+def sharding(config: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """The context of a step that is sharded as an option says. A user's own `fully_shard` brings its own (`one_gpu`)."""
+    if "fsdp" not in config:
+        return nullcontext()
+    from pipeline.as_on_cuda.fully_sharded import sharded_on_meta
+
+    return sharded_on_meta()
 
 
 @contextmanager

@@ -203,12 +203,13 @@ def _records(
         for work in works:
             dtype = "fp32" if work.dtype == "tf32" and not tf32 else work.dtype
             axis = work.attributes.get("axis", "") if rule.family == "collective" else None
+            of_axis = COMPUTING_STREAM if axis is None else stream_of(axis)
             found.append(
                 {
                     "api": work.api or rule.api,
                     "family": work.family or rule.family,
                     "op": work.op or rule.op,
-                    "stream": COMPUTING_STREAM if axis is None else stream_of(axis),
+                    "stream": node.attributes.get("stream") or of_axis,
                     "dtype": dtype,
                     "flops": float(work.flops),
                     "bytes_read": float(work.read),
@@ -263,42 +264,48 @@ def calls_table(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
     )
 
 
-WAIT = "c10d::wait"
-"""The operator of a graph that makes the computing stream wait for collectives."""
+WAIT, RECORD, HOLD = "c10d::wait", "c10d::record", "c10d::hold"
+"""Operators of a graph that make a stream wait for collectives, record an event on a stream, and let one wait for an event."""
 
 
 def stream_waits(graph: pd.DataFrame, calls: pd.DataFrame) -> dict[int, tuple[int, ...]]:
     """Rows of `calls` that wait for rows of another stream, where some are collectives.
 
-    - A collective waits for what was launched before it: NCCL's stream waits for an event of the computing stream.
+    - A collective waits for what was launched before it on the stream from which it starts: NCCL's stream waits for its event.
     - The first call after a wait waits for the last collective that the wait names. Earlier ones have ended before it.
+    - The first call on a stream that holds for an event waits for the last call before the event was recorded.
 
     Args:
         graph: `graph` table in host order.
         calls: `calls` table in launch order.
     """
-    communicates = calls["stream"].to_numpy(np.int64) != COMPUTING_STREAM
-    order = pd.Series(graph["order"].to_numpy(np.int64), graph["node_id"].to_numpy(np.int64))
-    position = order.loc[calls["node_id"].to_numpy(np.int64)].to_numpy()
-    computing, collectives = np.flatnonzero(~communicates), np.flatnonzero(communicates)
-    waits: dict[int, tuple[int, ...]] = {}
-    before = np.searchsorted(computing, collectives) - 1
-    for row, last in zip(collectives.tolist(), before.tolist(), strict=True):
-        if last >= 0:
-            waits[row] = (int(computing[last]),)
-    named = graph[graph["name"].str.startswith("nccl:") | (graph["name"] == WAIT)].sort_values(
-        "order"
-    )
-    row_at = dict(zip(position[collectives].tolist(), collectives.tolist(), strict=True))
+    stream_of_call = calls["stream"].to_numpy(np.int64)
+    rows_of = calls.groupby("node_id", sort=False).indices
+    ordered = graph.sort_values("order", kind="stable")
+    last: dict[int, int] = {}
+    events: dict[int, int] = {}
     row_of: dict[int, int] = {}
-    for at, text in zip(named["order"].tolist(), named["attributes"].tolist(), strict=True):
-        attributes = json.loads(text)
-        if "collective" in attributes:
-            if at in row_at:  # one of the host's objects has no device call
-                row_of[attributes["collective"]] = row_at[at]
-            continue
-        after = np.searchsorted(position[computing], at)
-        if after < len(computing) and attributes["awaits"] in row_of:
-            waiting = int(computing[after])
-            waits[waiting] = (*waits.get(waiting, ()), row_of[attributes["awaits"]])
+    awaited: dict[int, list[int]] = {}
+    waits: dict[int, tuple[int, ...]] = {}
+    named = ordered["name"].str.startswith(("nccl:", "c10d::")) | (
+        ordered["attributes"].str.contains('"stream"', regex=False)
+    )
+    columns = ordered["node_id"], ordered["name"], ordered["attributes"], named
+    for node, name, text, says in zip(*(column.tolist() for column in columns), strict=True):
+        said = json.loads(text) if says else {}
+        now = said.get("stream", COMPUTING_STREAM)
+        if name == RECORD:
+            events[said["event"]] = last.get(now, -1)
+        elif name == HOLD:
+            awaited.setdefault(now, []).append(events.get(said["event"], -1))
+        elif name == WAIT:
+            awaited.setdefault(now, []).append(row_of.get(said["awaits"], -1))
+        for row in rows_of.get(node, ()):
+            on = int(stream_of_call[row])
+            starts = [last.get(now, -1)] if on != now else []
+            needs = [other for other in awaited.pop(on, []) + starts if other >= 0]
+            if needs := [other for other in needs if stream_of_call[other] != on]:
+                waits[int(row)] = tuple(dict.fromkeys(needs))
+            last[on] = int(row)
+            row_of[said.get("collective", -1)] = int(row)
     return waits

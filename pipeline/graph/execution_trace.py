@@ -39,6 +39,8 @@ GRADIENTS_DELETED = "Optimizer.zero_grad"
 LAST = -1
 """Stands for the sequence number of the autograd node before."""
 AUTOGRAD = "autograd::engine::evaluate_function"
+MARKS = {f"steptime_comm::{name}": f"c10d::{name}" for name in ("stream", "record", "hold")}
+"""Marks of streams and events (`pipeline.as_on_cuda.marked_streams`) -> their names in a graph."""
 TRANSPARENT_NODES = ("PythonDispatchMode", "PythonSubclass", "PythonTLSSnapshot")
 """Names of nodes that Python's dispatch modes add around operators."""
 
@@ -107,12 +109,16 @@ def describe_collective(node: Node) -> Node:
     """Name a recorded collective, or a wait for collectives (`pipeline.as_on_cuda.recording_group`); others stay.
 
     Attributes: `collective`, its number, `ranks`, and the `axis` of its group; or `awaits`, the number of the last collective
-    that is awaited.
+    that is awaited; or `event` and `stream` of a mark.
     """
     if node.name == "steptime_comm::wait":
         return replace(
             node, name="c10d::wait", values=(), attributes={"awaits": max(node.values[0])}
         )
+    if node.name in MARKS:
+        names = ("event", "stream") if len(node.values) > 1 else ("stream",)
+        attributes = dict(zip(names, node.values, strict=True))
+        return replace(node, name=MARKS[node.name], values=(), attributes=attributes)
     if node.name != "steptime_comm::issue":
         return node
     op, number, ranks, axis = node.values[-4:]

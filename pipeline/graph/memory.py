@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pipeline.as_on_cuda.emulation import run_as_on_cuda
+from pipeline.as_on_cuda.fully_sharded import own_part
 from pipeline.as_on_cuda.optimizers import state_tensors
+from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.as_on_cuda.torch_names import TorchDispatchMode, storage_id, tree_leaves
 from pipeline.graph.table import Memory
@@ -41,22 +43,45 @@ KERNEL_BYTES: Mapping[str, Callable[..., int]] = {
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows the bytes of the storages that are alive while the body runs; each storage counts once.
 
+    Of tensors that ranks share, the part of this rank counts. What is resized counts with its size (FSDP2 frees weights so).
+
     Args:
         apart: tensors that are counted elsewhere (weights, optimizer states) or are not on the device (a batch of fake tensors).
     """
 
     def __init__(self, apart: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._apart = {storage_id(tensor) for tensor in apart if _is_counted(tensor)}
+        own = [own_part(tensor) for tensor in apart]
+        self._apart = {storage_id(tensor) for tensor in own if _is_counted(tensor)}
         self._earlier: list[int] = []
-        self._alive: set[int] = set()
+        self._alive: dict[int, int] = {}
+        """Bytes of each storage that is alive, by its identity."""
+        self._patches = ExitStack()
         self._changes: list[int] = []
         self._frees: list[bool] = []
         self.added = 0
         """Bytes alive now of what the body has made."""
 
+    def __enter__(self) -> LiveMemory:
+        """Begin to follow."""
+        usual: Any = torch.UntypedStorage.resize_
+
+        def resize(storage: Any, size: int) -> Any:
+            self._resized(storage, size)
+            return usual(storage, size)
+
+        self._patches.enter_context(replaced(torch.UntypedStorage, resize_=resize))
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        """End."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._patches.close()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count its results; views and in-place results share a storage that is counted already."""
+        if any(map(_is_shared, types)):  # its parts run next
+            return NotImplemented
         self.hold(tree_leaves((args, kwargs)), made_earlier=True)
         result = func(*args, **(kwargs or {}))
         self.hold(tree_leaves(result))
@@ -68,24 +93,38 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def hold(self, tensors: Iterable[object], made_earlier: bool = False) -> None:
         """Count the storages of tensors until nothing holds them, from now on or since before the body."""
-        for tensor in tensors:
+        for tensor in map(own_part, tensors):
             if isinstance(tensor, Tensor) and _is_counted(tensor):
                 key = storage_id(tensor)
                 if key not in self._alive and key not in self._apart:
-                    storage = tensor.untyped_storage()
-                    self._alive.add(key)
-                    if made_earlier:
-                        self._earlier.append(storage.nbytes())
-                    else:
-                        self._note(storage.nbytes(), False)
-                        self.added += storage.nbytes()
-                    drop = partial(self._drop, key, storage.nbytes(), made_earlier)
-                    weakref.finalize(storage, drop).atexit = False
+                    self._count(tensor.untyped_storage(), key, made_earlier)
 
-    def _drop(self, key: int, size: int, made_earlier: bool) -> None:
-        self._alive.discard(key)
+    def _count(self, storage: Any, key: int, made_earlier: bool) -> None:
+        """Count a storage from now on."""
+        self._alive[key] = storage.nbytes()
+        if made_earlier:
+            self._earlier.append(storage.nbytes())
+        else:
+            self._note(storage.nbytes(), False)
+            self.added += storage.nbytes()
+        weakref.finalize(storage, partial(self._drop, key, made_earlier)).atexit = False
+
+    def _drop(self, key: int, made_earlier: bool) -> None:
+        size = self._alive.pop(key)
         self.added -= 0 if made_earlier else size
         self._note(-size, True)
+
+    def _resized(self, storage: Any, size: int) -> None:
+        """Count a storage with another size, also one that nobody has seen so far."""
+        key = storage_id(storage)
+        if key in self._apart:
+            return
+        if key not in self._alive:
+            self._count(storage, key, True)
+        change = size - self._alive[key]
+        self._alive[key] = size
+        self.added += change
+        self._note(change, change < 0)
 
     def _note(self, change: int, frees: bool) -> None:
         self._changes.append(change)
@@ -108,6 +147,11 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The most storages alive at once."""
         before = len(self._apart) + len(self._earlier)
         return before + int(np.cumsum(np.where(self._frees, -1, 1)).max(initial=0))
+
+
+def _is_shared(kind: type) -> bool:
+    """Whether a class of tensors is of parts on several ranks."""
+    return hasattr(kind, "to_local")
 
 
 def _is_counted(tensor: Tensor) -> bool:

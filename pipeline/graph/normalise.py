@@ -15,10 +15,11 @@ from functools import cache
 from typing import Any
 
 from pipeline.as_on_cuda.emulation import CUDA_NAMES, CUDA_PARENTS
-from pipeline.graph.execution_trace import AUTOGRAD, MODULE_MARK, describe_collective
+from pipeline.graph.execution_trace import AUTOGRAD, MARKS, MODULE_MARK, describe_collective
 from pipeline.graph.lookups import describe_lookups, name_fused_lookups
 from pipeline.graph.opmap import rows
 from pipeline.graph.table import Argument, Node, Tensor, replaced_tensors
+from pipeline.hardware.rank_layout import COMPUTING_STREAM, FIRST_MARKED_STREAM
 
 SAME_CHILDREN = ("aten::_to_copy", "aten::clone")
 """Operators whose children are the same on all devices, although their dispatch keys do not show it."""
@@ -35,6 +36,9 @@ NEUTRAL_NAMES = {
     "aten::native_batch_norm_backward": "aten::cudnn_batch_norm_backward",
 }
 """Device-neutral names -> names that CUDA records (source: v100_ddp and rtx2080ti_resnet traces)."""
+
+SUBCLASS = "PythonSubclass"
+"""Node inside an operator on a subclass of tensors, which are in several parts on several ranks (DTensor)."""
 
 TF32_OPERATORS = (
     "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution",
@@ -64,7 +68,7 @@ def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = Fal
     if fake:
         nodes = _show_input_copies(_as_real_tensors(nodes))
     nodes = _name_standins(name_fused_lookups(nodes, config))
-    nodes = describe_lookups(nodes, config)
+    nodes = _on_streams(describe_lookups(nodes, config))
     allowed = {"tf32": TF32_OPERATORS, "default": CUDNN_OPERATORS}.get(str(config.get("dtype")), ())
     for node in nodes:
         if node.name in allowed:
@@ -76,6 +80,31 @@ def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = Fal
             ):
                 node.attributes["memory_format"] = "channels_last"
     return renumber(nodes)
+
+
+def _on_streams(nodes: Sequence[Node]) -> list[Node]:
+    """Write the stream of each operator beside the computing one into its attributes, in place of the marks that switch streams.
+
+    Streams and events are numbered in the order in which they appear.
+    """
+    streams: dict[int, int] = {}
+    events: dict[int, int] = {}
+
+    def number(marked: int) -> int:
+        return marked and streams.setdefault(marked, FIRST_MARKED_STREAM + len(streams))
+
+    now, kept = COMPUTING_STREAM, list[Node]()
+    for node in nodes:
+        if node.name == "c10d::stream":
+            now = number(node.attributes["stream"])
+            continue
+        if node.name in MARKS.values():
+            event, stream = node.attributes["event"], number(node.attributes["stream"])
+            node.attributes = {"event": events.setdefault(event, len(events)), "stream": stream}
+        elif now:
+            node.attributes["stream"] = now
+        kept.append(node)
+    return kept
 
 
 def renumber(nodes: Sequence[Node]) -> list[Node]:
@@ -150,14 +179,17 @@ def prune(raw: Sequence[Mapping[str, Any]], meta: bool = False) -> list[Mapping[
 def prune_meta(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Apply `prune` to a step on the meta device.
 
-    Operators on wrapped tensors (of `torch.vmap` and similar transforms) are removed first. They have the shape of one
-    sample, and the operators that run are their children.
+    Operators on wrapped tensors are removed first, and the operators that run, their children, move up: those of `torch.vmap` and
+    similar transforms have the shape of one sample, those of tensors that ranks share the shape of the whole.
     """
     sparse = any(
         "sparse_coo_tensor" in node["name"] for node in raw
     )  # such tensors have no storage either
     operators = [] if sparse else [node for node in raw if node["name"].startswith("aten::")]
     wrapped = {node["id"]: node["parent"] for node in operators if _is_wrapped(node)}
+    shared = {node["id"]: node["parent"] for node in raw if node["name"] == SUBCLASS}
+    outer = {*shared.values()}
+    wrapped |= shared | {n["id"]: n["parent"] for n in operators if n["id"] in outer}
 
     def above(parent: int) -> int:
         while parent in wrapped:

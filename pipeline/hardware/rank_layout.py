@@ -1,8 +1,8 @@
 """The ranks of a step as a grid of named axes, and where the groups along each axis lie on the nodes.
 
 A collective is between the ranks of a group along one axis: `dp` exchanges gradients, `tp` and `cp` parts of layers, `pp`
-activations between stages, `ep` tokens or table rows. A captured step names the axis of each collective; how many ranks a
-group has and where they are is filled in for each question.
+activations between stages, `ep` tokens or table rows, `fsdp` weights. A captured step names the axis of each
+collective; how many ranks a group has and where they are is filled in for each question.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-AXES = ("dp", "tp", "pp", "cp", "ep")
-"""Axes of a layout: data, tensor, pipeline, context and expert parallelism."""
+AXES = ("dp", "tp", "pp", "cp", "ep", "fsdp")
+"""Axes of a layout: data, tensor, pipeline, context and expert parallelism, and replicas that share their states."""
 
 WORLD = "world"
 """The axis of collectives between all ranks, where a layout has several axes."""
 
 COMPUTING_STREAM = 0
+
+FIRST_MARKED_STREAM = 20
+"""Number of the first stream that a step makes itself (`pipeline.as_on_cuda.marked_streams`)."""
 
 CAPTURED_REPLICAS = 2
 """Replicas with which a step is captured that does not read their number: it depends on there being several."""
@@ -77,7 +80,10 @@ class Layout:
         return sizes if reads_ranks or "dp" not in sizes else sizes | {"dp": CAPTURED_REPLICAS}
 
     def members(self, axis: str) -> range:
-        """The ranks of the group along an axis that holds rank 0."""
+        """The ranks of the group along an axis, or with a text of `axis_of`, that holds rank 0."""
+        if "x" in axis:
+            count, stride = map(int, axis.split("x"))
+            return range(0, count * stride, stride)
         stride = 1
         for name, size in self.sizes:
             if name == axis:
@@ -86,8 +92,14 @@ class Layout:
         return range(self.ranks if axis == WORLD else 1)
 
     def axis_of(self, ranks: Sequence[int]) -> str:
-        """The axis with this group of ranks, which holds rank 0; an empty text where it is along none."""
+        """The axis with this group of ranks, which holds rank 0.
+
+        Along none: `4x2` for four ranks, each second one, where such groups hold all ranks; else an empty text.
+        """
         names = [*(name for name, _ in self.sizes), WORLD]
+        count, stride = len(ranks), (ranks[1] - ranks[0] if len(ranks) > 1 else 1)
+        if self.ranks % (count * stride) == 0:
+            names.append(f"{count}x{stride}")
         return next((name for name in names if list(ranks) == list(self.members(name))), "")
 
     def groups(self, axis: str) -> Groups:

@@ -63,7 +63,7 @@ def check_sections(config: Mapping[str, Any]) -> None:
         if unknown := [key for key in section if key not in kinds]:
             raise ConfigError(f"configuration: {name}.{unknown[0]}: there is no such option")
         for key, kind in kinds.items():
-            if key not in section and key not in HAVE_DEFAULTS:
+            if key not in section and key not in HAVE_DEFAULTS and name != "parallel":
                 raise ConfigError(f"configuration: {name}.{key} is missing; {COMPARE}")
             value = section.get(key)
             try:
@@ -229,6 +229,8 @@ def _check(key: str, value: Any, default: Any) -> None:
     listed = isinstance(default, list)
     first = default[0] if listed and default else default
     each = value if isinstance(value, list) else [value]
+    if first in option.words and isinstance(value, int):
+        first = 1
     # a number may stand where the file has none; image_size may be a list, too
     if first is None and option.whole:
         first, listed = 1, key == "model.image_size" and isinstance(value, list)

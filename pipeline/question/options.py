@@ -169,7 +169,7 @@ OPTIONS: dict[str, Option] = {
     ),
     "parallel": Option(
         "how several GPUs share the work",
-        remedy="; FSDP and hybrid parallelism are not predicted yet",
+        remedy="; hybrid parallelism is not predicted yet",
     ),
 }
 """Every option with a description. Keys of `gpu` are figures, which `pipeline/hardware/spec.py` checks."""

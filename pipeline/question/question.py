@@ -140,7 +140,7 @@ class Question:
 
     def alone(self) -> Question:
         """The same step on one of its GPUs, without exchange."""
-        shared = ("layout", "ddp", "sequence", "owners", "part")
+        shared = ("layout", "ddp", "fsdp", "sequence", "owners", "part")
         own = {key: each for key, each in self.workload.items() if key not in shared}
         alone = replace(self, ranks=None, workload=FrozenDict(own), overrides=())
         return replace(alone, variant="alone", model_variant="alone")

@@ -15,7 +15,7 @@ from pipeline.hardware.clusters import (
     usual_cluster,
 )
 from pipeline.hardware.find_gpu import LOCAL
-from pipeline.hardware.rank_layout import Layout
+from pipeline.hardware.rank_layout import CAPTURED_REPLICAS, Layout
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.settings import option, written
 
@@ -50,7 +50,32 @@ class DdpSettings:
 
 
 @dataclass(frozen=True)
-class ParallelSettings(DdpSettings):
+class FsdpSettings:
+    """Options of `fully_shard`."""
+
+    reshard_after_forward: bool = option(
+        "false: gathered weights are kept for the backward pass", True
+    )
+    mixed_precision: str = option(
+        "dtype in which weights are gathered and used; none: theirs",
+        "none",
+        values=("none", "bf16", "fp16"),
+    )
+    reduce_dtype: str = option(
+        "dtype in which gradients are summed; same: that of mixed_precision",
+        "fp32",
+        values=("fp32", "same"),
+    )
+    shard_size: int | str = option(
+        "ranks that share the weights, with replicas between (HSDP); auto: all",
+        AUTO,
+        words=(AUTO,),
+        whole=True,
+    )
+
+
+@dataclass(frozen=True)
+class ParallelSettings(DdpSettings, FsdpSettings):
     """Section `parallel`: along which axes the work is split, and how replicas exchange gradients."""
 
     name: str = "ddp"
@@ -76,6 +101,11 @@ class ParallelSettings(DdpSettings):
     def parts(self) -> int:
         """Parts into which the layers are cut."""
         return self.pp * self.virtual_stages
+
+    @property
+    def sharded(self) -> bool:
+        """Whether replicas share their weights (`fully_shard`)."""
+        return self.name == "fsdp"
 
     @property
     def exchange(self) -> dict[str, Any]:
@@ -148,8 +178,9 @@ class Ranks:
     @property
     def layout(self) -> Layout:
         """The ranks by axes, in Megatron-LM's order: ranks that share layers are neighbours."""
-        of = self.parallel
-        sizes = {"tp": of.tp, "cp": of.cp, "dp": self.replicas, "pp": of.pp}
+        of, shards = self.parallel, self.shards
+        sizes = {"tp": of.tp, "cp": of.cp, "fsdp": shards, "dp": self.replicas // shards}
+        sizes["pp"] = of.pp
         return Layout(tuple((axis, size) for axis, size in sizes.items() if size > 1), self.nodes)
 
     @property
@@ -165,6 +196,24 @@ class Ranks:
         return self.devices // self.parallel.shares
 
     @property
+    def shards(self) -> int:
+        """Replicas that share their weights."""
+        of = self.parallel
+        if not of.sharded:
+            return 1
+        return self.replicas if of.shard_size == AUTO else int(of.shard_size)
+
+    @property
+    def sharding(self) -> dict[str, Any]:
+        """How replicas share their weights, as a capture reads it; `sizes`: groups that hold all weights, and ranks of each.
+
+        All numbers of such groups share a capture.
+        """
+        options = {each.name: getattr(self.parallel, each.name) for each in fields(FsdpSettings)}
+        groups = min(self.replicas // self.shards, CAPTURED_REPLICAS)
+        return {**options, "sizes": [groups, self.shards]}
+
+    @property
     def scheduled(self) -> bool:
         """Whether a step is put together from several passes: of micro-batches, layers, and parts of a pipeline."""
         return self.layers > 0 or self.parallel.micro_batches > 1
@@ -173,10 +222,12 @@ class Ranks:
         """The parts of a variant's name: what differs from one GPU, and from the defaults."""
         usual, of = asdict(ParallelSettings()), asdict(self.parallel)
         differing = {key: value for key, value in of.items() if value != usual[key]}
+        name = differing.pop("name", None)
         fewest = -(-self.devices // self.cluster.gpus_per_node)
         names = [f"devices-{self.devices}"]
         names += [] if self.nodes == fewest else [f"nodes-{self.nodes}"]
         names += [] if self.cluster == usual_cluster(gpu) else [f"cluster-{self.cluster.name}"]
+        names += [f"parallel-{name}"] if name else []
         return names + [f"parallel.{key}-{value}" for key, value in differing.items()]
 
 
@@ -194,14 +245,16 @@ def cluster_of(name: str, gpu: GpuSpec) -> Cluster:
 
 def unread_alone(config: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[str, ...]:
     """A sentence on options of several GPUs that were given for one; in a sweep over `devices` they are for the others."""
-    changed = [key for key in ("nodes", "cluster", "parallel") if config[key] != usual[key]]
+    shares = config["parallel"]["name"] != ParallelSettings.name
+    keys = ("nodes", "cluster", "parallel")
+    changed = [k for k in keys if config[k] != usual[k] or (k == "parallel" and shares)]
     return (f"one GPU exchanges nothing and does not read {', '.join(changed)}",) if changed else ()
 
 
 def with_exchange(
     ranks: Ranks | None, model: Mapping[str, Any], usual: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Section `model` and that of the files, with `layout` and `ddp`: the ranks of a step, and how they exchange gradients.
+    """Section `model` and that of the files, with `layout` and `ddp` or `fsdp`: the ranks of a step, and how they exchange.
 
     A user's own step may read how many ranks there are, so it is captured with all of them.
     """
@@ -218,7 +271,8 @@ def with_exchange(
         added["part"] = "whole" if of.parts == 1 else "first"
     else:
         sizes = layout.captured(reads_ranks=model.get("architecture") == "custom")
-        added = {"layout": sizes, "ddp": of.exchange} if sizes else {}
+        how = {"fsdp": ranks.sharding} if of.sharded else {"ddp": of.exchange}
+        added = {"layout": sizes, **how} if sizes else {}
     if of.micro_batches > 1:  # gradients of later micro-batches are added to those that are there
         added["set_to_none"] = False
     return {**model, **added}, {**usual, **{key: {} for key in added}}
@@ -233,6 +287,11 @@ def _check_shares(devices: int, parallel: ParallelSettings, model: Mapping[str, 
             " written for it; take model=gpt or model=llama with the sizes of yours"
             " (docs/many_gpus.md)"
         )
+    if of.sharded and architecture in SPLIT_MODELS:
+        raise ConfigError(
+            f"parallel=fsdp: {model['name']} updates its own copies of its weights; take"
+            " parallel=ddp with parallel.tp or parallel.zero, or a model of a library"
+        )
     if devices % of.shares:
         raise LayoutError(
             f"devices={devices}: not a multiple of tp x cp x pp = {of.tp} x {of.cp} x {of.pp} ="
@@ -246,6 +305,12 @@ def _check_shares(devices: int, parallel: ParallelSettings, model: Mapping[str, 
         )
     if architecture in SPLIT_MODELS:
         _check_divided(of, model)
+    size = of.shard_size
+    if size != AUTO and (not isinstance(size, int) or size == 1 or devices % size):
+        raise ConfigError(
+            f"parallel.shard_size={of.shard_size}: give a divisor of devices={devices} above 1"
+            " (parallel=ddp shares no weights)"
+        )
     if of.parts > 1 and int(model["layers"]) % of.parts:
         raise LayoutError(
             f"model.layers={model['layers']}: not a multiple of pp x virtual_stages = {of.pp} x"

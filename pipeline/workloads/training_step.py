@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from pipeline.as_on_cuda.fully_sharded import held_bytes
 from pipeline.as_on_cuda.host_reads import read
 from pipeline.as_on_cuda.mixed_precision import DTYPES, autocast
 from pipeline.as_on_cuda.shape_operators import is_fake
@@ -242,7 +243,8 @@ class Step:
     @property
     def parameters_bytes(self) -> int:
         """Bytes of all weights, including those that the backward pass itself updates."""
-        return sum(t.nbytes for t in self.parameters()) + sum(t.nbytes for t in self.in_kernel)
+        weights = [held_bytes(t) for t in self.parameters()]
+        return sum(weights) + sum(t.nbytes for t in self.in_kernel)
 
     @property
     def buffers_bytes(self) -> int:
@@ -255,7 +257,9 @@ class Step:
         if not self.training:
             return 0
         sparse = self._sparse_weights()
-        dense = sum(t.nbytes for t in self.parameters() if t.requires_grad and id(t) not in sparse)
+        dense = sum(
+            held_bytes(t) for t in self.parameters() if t.requires_grad and id(t) not in sparse
+        )
         return dense + self.sparse_gradient_bytes
 
     @property
@@ -270,7 +274,7 @@ class Step:
             return 0
         states = OPTIMIZER_STATES[str(self.config.get("optimizer", "sgd"))]
         own = [t for t in self.parameters() if t.requires_grad]
-        return states * sum(t.nbytes for t in [*own, *self.in_kernel])
+        return states * sum(held_bytes(t) for t in [*own, *self.in_kernel])
 
     @property
     def input_bytes(self) -> int:

@@ -52,14 +52,12 @@ def captured_step(
     return nodes, map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
-    """Bytes of the buckets of two real processes, by case, in the order of their exchange."""
-    out = tmp_path_factory.mktemp("gloo") / "buckets.txt"
+def run_two(module: str, out: Path) -> str:
+    """What two real processes of a module write to a file."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.graph.gloo_buckets"]
+    command = [sys.executable, "-m", module]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(port), str(out)],
@@ -71,7 +69,14 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
     ]
     said = [rank.communicate(timeout=180)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
-    buckets: dict[str, list[int]] = ast.literal_eval(out.read_text())
+    return out.read_text()
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
+    """Bytes of the buckets of two real processes, by case, in the order of their exchange."""
+    out = tmp_path_factory.mktemp("gloo") / "buckets.txt"
+    buckets: dict[str, list[int]] = ast.literal_eval(run_two("tests.graph.gloo_buckets", out))
     return buckets
 
 
@@ -220,14 +225,10 @@ def test_accumulated_gradients_are_exchanged_once() -> None:
     assert sums[1] == sums[2] > 0
 
 
-@pytest.mark.parametrize("wrap", ["fully_shard", "DataParallel"])
-def test_what_only_one_gpu_is_predicted_with_is_refused_for_several(wrap: str) -> None:
+def test_what_only_one_gpu_is_predicted_with_is_refused_for_several() -> None:
     def step(config: Any, batch_size: int, device: str) -> Step:
-        from torch.distributed import fsdp
-
         with torch.device(device):
-            model = nn.Linear(8, 8)
-        model = fsdp.fully_shard(model) if wrap == "fully_shard" else nn.DataParallel(model)
+            model = nn.DataParallel(nn.Linear(8, 8))
         return Step(
             [model], [(torch.rand(batch_size, 8),)], lambda x: model(x).sum(), None, device, config
         )

@@ -54,6 +54,18 @@ def test_all_numbers_of_gpus_share_one_captured_step() -> None:
     assert len({question.variant for question in questions}) == 3
 
 
+def test_shards_are_an_axis_and_their_replicas_share_a_capture() -> None:
+    asked = ["gpu=A100-SXM4-80GB", "model=resnet50", "devices=16,32", "parallel=fsdp,ddp"]
+    questions = expand(asked)
+    one = next(each for each in questions if "parallel=fsdp" in each.overrides)
+    assert one.ranks is not None and one.ranks.layout.sizes == (("fsdp", 16),)
+    assert len({question.variant for question in questions}) == 4
+    hybrid = expand([*asked[:3], "parallel=fsdp", "parallel.shard_size=8"])
+    assert [q.ranks.layout.groups("dp").ranks for q in hybrid if q.ranks] == [2, 4]
+    assert len({question.workload for question in hybrid}) == 1
+    assert "fsdp" not in hybrid[0].alone().workload
+
+
 def test_options_of_the_exchange_make_no_second_question_about_one_gpu() -> None:
     questions = expand(["gpu=A100", "model=resnet50", "devices=1,2", "ddp.compression=none,fp16"])
     assert [question.devices for question in questions] == [1, 2, 2]
@@ -74,9 +86,13 @@ def test_options_of_the_exchange_make_no_second_question_about_one_gpu() -> None
             "devices=3: a node of pair-rtx holds 2 GPUs, so 2 are needed",
         ),
         (
-            "devices=4 parallel=fsdp",
-            "choose one of ddp; FSDP and hybrid parallelism are not predicted yet",
+            "devices=4 parallel=hybrid",
+            "choose one of ddp, fsdp; hybrid parallelism is not predicted yet",
         ),
+        ("devices=4 parallel=fsdp parallel.tp=2", "unknown option 'parallel.tp' of parallel=fsdp"),
+        ("devices=4 parallel=fsdp parallel.shard_size=3", "give a divisor of devices=4 above 1"),
+        ("devices=4 parallel=fsdp parallel.shard_size=x", "give a divisor of devices=4"),
+        ("devices=4 parallel=fsdp parallel.mixed_precision=fp8", "choose one of bf16, fp16, none"),
         ("devices=4 model.mode=inference", "multiply the throughput of one"),
         ("devices=4 global_batch=256", "the global batch divided by devices"),
         ("devices=4 ddp.compression=int8", "choose one of bf16, fp16, none"),

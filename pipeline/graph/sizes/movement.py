@@ -292,6 +292,17 @@ def collective(node: Node, rule: Rule) -> Work:
     return Work(dims, 0.0, sent, received, main_dtype(node), attributes=axis)
 
 
+@size("joined_parts")
+def joined_parts(node: Node, rule: Rule) -> Work:
+    """FSDP2's copies of weights and gradients into one buffer and out of it, with a cast: one kernel for all parts."""
+    parts = node.tensor_list(0) if isinstance(node.inputs[0], tuple) else [node.tensor(0)]
+    source, target = parts[0], node.tensors()[-1]
+    read = float(sum(part.bytes for part in parts))
+    written = read / element_bytes(source) * element_bytes(target)
+    dims = {"bytes": int(read + written) // 2, "inputs": int(read), "outputs": int(written)}
+    return Work(dims, 0.0, read, written, source.dtype)
+
+
 @size("index_put_nested")
 def index_put_nested(node: Node, rule: Rule) -> list[Work] | None:
     """_index_put_impl_ in a trace: only sort and addition, because arithmetic and copies are child operators."""

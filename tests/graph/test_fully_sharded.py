@@ -1,0 +1,163 @@
+"""Capture of steps whose weights are sharded (FSDP2): what is exchanged, what waits for it, and what a rank holds."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from pipeline.answers.predict import predict
+from pipeline.graph.capture import observe, sharding
+from pipeline.graph.device_calls import map_calls, stream_waits, unknown_operators
+from pipeline.graph.table import Graph, write_nodes
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.rank_layout import Layout
+from pipeline.question.several_gpus import FsdpSettings
+from pipeline.workloads.training_step import Step
+from tests.graph.gloo_shards import Blocks
+from tests.graph.test_data_parallel import run_two
+
+GPU = "A100-SXM4-80GB"
+
+
+def captured(optimizer: str = "none", **changed: Any) -> tuple[Graph, pd.DataFrame]:
+    """The operators and device calls of a step as one of two (or four) ranks runs it."""
+    from pipeline.as_on_cuda.recording_group import recording_group
+
+    options = {**asdict(FsdpSettings()), "sizes": [1, 2], **changed}
+    groups, shards = options["sizes"]
+    sizes = {"fsdp": shards, **({"dp": groups} if groups > 1 else {})}
+    config = {"architecture": "custom", "optimizer": optimizer, "layout": sizes, "fsdp": options}
+    with recording_group(Layout(tuple(sizes.items()))), sharding(config):
+        with torch.device("meta"):
+            model = Blocks()
+        step = Step(
+            [model], [(torch.empty(4, 33),)], lambda x: model(x).sum(), None, "meta", config
+        )
+        nodes, memory, *_ = observe(step, False, config)
+    graph = Graph(write_nodes(nodes), memory)
+    return graph, map_calls(graph, load_gpu(GPU))
+
+
+def exchanged(calls: pd.DataFrame) -> list[tuple[str, int]]:
+    own = calls[calls["family"] == "collective"]
+    return list(zip(own["op"], own["bytes"].astype(int), strict=True))
+
+
+@pytest.mark.nightly
+def test_collectives_are_those_of_two_real_processes(tmp_path: Path) -> None:
+    real = ast.literal_eval(run_two("tests.graph.gloo_shards", tmp_path / "seen.txt"))
+    graph, calls = captured()
+    assert exchanged(calls) == real
+    assert [op for op, _ in real].count("all_gather") == 7  # blocks twice, the rest once
+    assert not unknown_operators(graph, calls)
+
+
+def test_a_collective_never_begins_before_its_producer_ends() -> None:
+    graph, calls = captured("adamw", mixed_precision="bf16")
+    waits, name = (
+        stream_waits(graph.table, calls),
+        dict(zip(graph.table["node_id"], graph.table["name"], strict=True)),
+    )
+    names = calls["node_id"].map(name)
+    filled = {
+        "nccl:all_gather": "fsdp::all_gather_copy_in",
+        "nccl:reduce_scatter": "fsdp::chunk_cat",
+    }
+    checked = 0
+    for row in calls.index[calls["family"] == "collective"]:
+        producer = int(names[:row][names[:row] == filled[names[row]]].index[-1])
+        reached, ahead = set[int](), [int(row)]
+        while (
+            ahead
+        ):  # what has ended when the collective begins: waits, and earlier calls of a stream
+            here = ahead.pop()
+            same = calls.index[(calls["stream"] == calls.at[here, "stream"]) & (calls.index < here)]
+            further = {*waits.get(here, ()), *map(int, same[-1:])} - reached
+            reached |= further
+            ahead += further
+        assert producer in reached
+        checked += 1
+    assert checked == 11
+    updates = calls.index[calls["phase"] == "optimizer"]
+    last = calls.index[calls["op"] == "reduce_scatter"].max()
+    assert any(int(last) <= other < updates[0] for row in waits for other in waits[row])
+
+
+def test_a_rank_holds_and_updates_its_part_and_gathers_a_block_at_a_time() -> None:
+    whole = sum(weight.numel() for weight in Blocks().parameters())
+    graph, calls = captured("adamw")
+    memory = graph.memory
+    assert memory.parameters == memory.gradients == pytest.approx(4 * whole / 2, rel=0.02)
+    assert memory.optimizer == 2 * memory.parameters
+    kept, _ = captured("adamw", reshard_after_forward=False)
+    gathered = kept.memory.peak - memory.peak
+    assert 0 < gathered < 4 * whole
+    update = calls[(calls["phase"] == "optimizer") & (calls["op"] == "foreach_sqrt")]
+    assert update["bytes_read"].sum() == memory.parameters
+
+
+def test_half_precision_and_replicas_change_what_is_exchanged() -> None:
+    _, plain = captured()
+    _, half = captured(mixed_precision="bf16", reduce_dtype="same")
+    assert [(op, size / 2) for op, size in exchanged(plain)] == exchanged(half)
+    _, hybrid = captured(sizes=[2, 2])
+    summed = hybrid[hybrid["op"] == "all_reduce"]
+    assert len(summed) == 4
+    axes = {json.loads(text)["axis"] for text in summed["attributes"]}
+    assert axes == {"dp"}
+
+
+def test_a_users_own_sharding_is_captured_as_written_and_warned_of_on_one_gpu() -> None:
+    def step(config: Any, batch_size: int, device: str) -> Step:
+        from torch.distributed import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        torch.distributed.init_process_group("nccl")
+        mesh = init_device_mesh("cuda", (torch.distributed.get_world_size(),))
+        with torch.device(device):
+            model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        for part in (*model, model):
+            fully_shard(part, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters())
+        batch = (torch.rand(batch_size, 64),)
+
+        def procedure(batch: Any, optimizers: Any) -> None:
+            model(batch[0]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return Step([model], [batch], None, None, device, config, procedure=procedure)
+
+    answer = predict(GPU, step=step, batch_size=8, devices=4)
+    assert answer.calls is not None and answer.several is not None
+    ops = answer.calls["op"].value_counts()
+    assert (ops["all_gather"], ops["reduce_scatter"]) == (4, 2)
+    assert answer.several.communication_us > 0
+
+
+def test_more_ranks_hold_less_and_exchange_more() -> None:
+    few, many = (
+        predict(
+            GPU,
+            model=Blocks,
+            batch=lambda size: (torch.rand(size, 33), torch.randint(7, (size,))),
+            loss=nn.CrossEntropyLoss(),
+            optimizer="adamw",
+            batch_size=4,
+            devices=devices,
+            parallel="fsdp",
+        )
+        for devices in (2, 64)
+    )
+    assert few.several is not None and many.several is not None
+    assert many.memory_bytes < few.memory_bytes
+    assert many.several.communication_us > few.several.communication_us
+    assert (few.several.dp, many.several.dp) == (2, 64)
