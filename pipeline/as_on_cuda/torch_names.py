@@ -49,9 +49,8 @@ NAMES = {
     "torch.UntypedStorage._cdata": "identity of a tensor's memory",
     "torch.distributed.device_mesh._get_device_handle": "streams and events of meshes and FSDP2",
     "torch.distributed.fsdp._fully_shard._fsdp_init._get_device_from_mesh": "FSDP2's device",
-    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._validate_no_meta_params": (
-        "FSDP2 refuses weights without data"
-    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group."
+    "FSDPParamGroup._validate_no_meta_params": "FSDP2 refuses weights without data",
 }
 """Private names, with what each is used for."""
 

@@ -26,6 +26,7 @@ from pipeline.graph.table import (
     replaced_tensors,
     write_nodes,
 )
+from pipeline.hardware.rank_layout import COMPUTING_STREAM, FIRST_MARKED_STREAM
 
 USER_SCOPE = 7
 MODULE_MARK = re.compile(r"^## module (.*) ##$")
@@ -124,6 +125,31 @@ def describe_collective(node: Node) -> Node:
     op, number, ranks, axis = node.values[-4:]
     attributes = {"collective": number, "ranks": ranks, "axis": axis}
     return replace(node, name=f"nccl:{op}", values=(), attributes=attributes)
+
+
+def on_streams(nodes: Sequence[Node]) -> list[Node]:
+    """Write the stream of each operator beside the computing one into its attributes, in place of the marks that switch streams.
+
+    Streams and events are numbered in the order in which they appear.
+    """
+    streams: dict[int, int] = {}
+    events: dict[int, int] = {}
+
+    def number(marked: int) -> int:
+        return marked and streams.setdefault(marked, FIRST_MARKED_STREAM + len(streams))
+
+    now, kept = COMPUTING_STREAM, list[Node]()
+    for node in nodes:
+        if node.name == "c10d::stream":
+            now = number(node.attributes["stream"])
+            continue
+        if node.name in MARKS.values():
+            event, stream = node.attributes["event"], number(node.attributes["stream"])
+            node.attributes = {"event": events.setdefault(event, len(events)), "stream": stream}
+        elif now:
+            node.attributes["stream"] = now
+        kept.append(node)
+    return kept
 
 
 class _NodeError(Exception):

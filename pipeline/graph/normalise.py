@@ -15,11 +15,10 @@ from functools import cache
 from typing import Any
 
 from pipeline.as_on_cuda.emulation import CUDA_NAMES, CUDA_PARENTS
-from pipeline.graph.execution_trace import AUTOGRAD, MARKS, MODULE_MARK, describe_collective
+from pipeline.graph.execution_trace import AUTOGRAD, MODULE_MARK, describe_collective, on_streams
 from pipeline.graph.lookups import describe_lookups, name_fused_lookups
 from pipeline.graph.opmap import rows
 from pipeline.graph.table import Argument, Node, Tensor, replaced_tensors
-from pipeline.hardware.rank_layout import COMPUTING_STREAM, FIRST_MARKED_STREAM
 
 SAME_CHILDREN = ("aten::_to_copy", "aten::clone")
 """Operators whose children are the same on all devices, although their dispatch keys do not show it."""
@@ -68,7 +67,7 @@ def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = Fal
     if fake:
         nodes = _show_input_copies(_as_real_tensors(nodes))
     nodes = _name_standins(name_fused_lookups(nodes, config))
-    nodes = _on_streams(describe_lookups(nodes, config))
+    nodes = on_streams(describe_lookups(nodes, config))
     allowed = {"tf32": TF32_OPERATORS, "default": CUDNN_OPERATORS}.get(str(config.get("dtype")), ())
     for node in nodes:
         if node.name in allowed:
@@ -80,31 +79,6 @@ def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = Fal
             ):
                 node.attributes["memory_format"] = "channels_last"
     return renumber(nodes)
-
-
-def _on_streams(nodes: Sequence[Node]) -> list[Node]:
-    """Write the stream of each operator beside the computing one into its attributes, in place of the marks that switch streams.
-
-    Streams and events are numbered in the order in which they appear.
-    """
-    streams: dict[int, int] = {}
-    events: dict[int, int] = {}
-
-    def number(marked: int) -> int:
-        return marked and streams.setdefault(marked, FIRST_MARKED_STREAM + len(streams))
-
-    now, kept = COMPUTING_STREAM, list[Node]()
-    for node in nodes:
-        if node.name == "c10d::stream":
-            now = number(node.attributes["stream"])
-            continue
-        if node.name in MARKS.values():
-            event, stream = node.attributes["event"], number(node.attributes["stream"])
-            node.attributes = {"event": events.setdefault(event, len(events)), "stream": stream}
-        elif now:
-            node.attributes["stream"] = now
-        kept.append(node)
-    return kept
 
 
 def renumber(nodes: Sequence[Node]) -> list[Node]:
