@@ -13,7 +13,15 @@ import pandas as pd
 from pipeline import plotter
 from pipeline.errors import InputError
 from pipeline.paths import short_path
-from pipeline.prediction_parts import Arithmetic, SeveralGpus, TracedStep, facts_of, lacking_models
+from pipeline.prediction_parts import (
+    Arithmetic,
+    Power,
+    SeveralGpus,
+    TracedStep,
+    facts_of,
+    lacking_models,
+    power_facts,
+)
 from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, rate, shares
 
 if TYPE_CHECKING:
@@ -93,6 +101,8 @@ class Prediction:
     """FLOPs of the model and the GPU's peaks; None without products, for a trace, and in tables of an earlier version."""
     several: SeveralGpus | None = None
     """What is particular of a step on several GPUs; None for one."""
+    power: Power | None = None
+    """Energy and clock; None for this machine, a trace, and a step that is put together from parts."""
     traced: TracedStep | None = None
     """The traced step, for predictions from a trace."""
     overrides: tuple[str, ...] = ()
@@ -250,6 +260,7 @@ class Prediction:
             "throughput": f"{rate(self.samples_per_s)} {unit}",
             "arithmetic": self._arithmetic_text(),
             **(self.several.rows if self.several else {}),
+            **(self.power.rows(*self._work) if self.power else {}),
             **(self.traced.rows if self.traced else {"memory": self.memory_text}),
             "what fits": "" if self.fits else self._what_fits(),
             "device time rests on": shares(self.evidence),
@@ -263,6 +274,11 @@ class Prediction:
             *(("note", text) for text in self.notes),
             *(("warning", text) for text in self.warnings),
         ]
+
+    @property
+    def _work(self) -> tuple[float, float, int]:
+        """Step time in µs, samples of a step, and GPUs."""
+        return self.predicted_us, self.global_batch, self.devices
 
     def _measured_text(self) -> str:
         off = f"   (error of the prediction: {self.error:+.1%})" if self.error is not None else ""
@@ -301,6 +317,7 @@ class Prediction:
             "global_batch": self.global_batch,
             **asdict(self.several or SeveralGpus(1, 1, "", 0.0, 0.0)),
             **facts_of(self.arithmetic, self.predicted_us),
+            **power_facts(self.power, *self._work),
         }
         if not self.fits:
             keys |= {"largest_batch": self.largest_batch, "fitting_gpus": list(self.fitting_gpus)}

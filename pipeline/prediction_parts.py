@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import exp
 from typing import Any
 
-from pipeline.readable import milliseconds
+from pipeline.readable import milliseconds, rate
 
 SMALL_SHARE = 0.01
 """Share of the device time up to which operators without a model do not make a step a lower bound."""
@@ -122,6 +123,65 @@ class SeveralGpus:
             "communication": f"{milliseconds(self.communication_us)}, {exposed}",
             "scaling efficiency": self.efficiency_text,
         }
+
+
+POWER_SD = {"fitted": 0.08, "assumed": 0.13}
+
+Z90 = 1.2816
+"""The 90th percentile of the standard normal distribution."""
+
+
+@dataclass(frozen=True)
+class Power:
+    """Energy of a step on one GPU, and the clock that its power limit leaves."""
+
+    joules: float
+    """Of one GPU in one step."""
+    limit_w: float
+    clock_mhz: float
+    """Of the SMs while kernels run."""
+    binds: str
+    """What keeps the clock there: `power`, `boost clock`, `locked clock` or `host`, for which the GPU waits."""
+    evidence: str
+    """`fitted` for cards to which constants of the power model were fitted, `assumed` for others."""
+
+    @property
+    def log_sd(self) -> float:
+        """Relative error of the joules: that of the cards of the fit, or of one that was left out (docs/energy.md)."""
+        return POWER_SD[self.evidence]
+
+    def mean_w(self, step_us: float) -> float:
+        """Mean power of one GPU over a step, W."""
+        return self.joules / step_us * 1e6
+
+    def rows(self, step_us: float, samples: float, devices: int) -> dict[str, str]:
+        """Rows of a prediction's table: watts and clock, and the energy of a step of `samples` on all GPUs."""
+        low, high = (self.mean_w(step_us) * exp(sign * Z90 * self.log_sd) for sign in (-1, 1))
+        each = " per GPU" * (devices > 1)
+        of = f"{self.clock_mhz:,.0f} MHz, limit {self.limit_w:g} W; {self.binds} binds"
+        per_kwh = samples / (devices * self.joules) * 3.6e6
+        return {
+            "power": f"{self.mean_w(step_us):.0f} W{each}   ({low:.0f} to {high:.0f}); {of}",
+            "energy": f"{devices * self.joules:.3g} J a step, {rate(per_kwh)} samples/kWh",
+        }
+
+
+POWER_KEYS = (
+    "mean_w", "joules_per_step", "samples_per_kwh", "clock_mhz", "power_limit_w", "clock_bound",
+    "power_evidence",
+)  # fmt: skip
+
+
+def power_facts(
+    power: Power | None, step_us: float, samples: float, devices: int
+) -> dict[str, Any]:
+    """Keys of an answer about the energy of a step of `samples` on all GPUs; null where it has none."""
+    if power is None:
+        return dict.fromkeys(POWER_KEYS)
+    joules = devices * power.joules
+    values = power.mean_w(step_us), joules, samples / joules * 3.6e6
+    state = power.clock_mhz, power.limit_w, power.binds, power.evidence
+    return dict(zip(POWER_KEYS, values + state, strict=True))
 
 
 def facts_of(arithmetic: Arithmetic | None, step_us: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from pipeline.errors import TableError, first_line
 from pipeline.prediction import ASKED, Prediction
-from pipeline.prediction_parts import PARALLEL, Arithmetic, SeveralGpus
+from pipeline.prediction_parts import PARALLEL, Arithmetic, Power, SeveralGpus
 
 KEPT = (
     "gpu",
@@ -104,6 +104,7 @@ def prediction_of(row: Mapping[str, Any]) -> Prediction:
         largest_batch=None if largest is None else int(largest),
         several=_several(row),
         arithmetic=_arithmetic(row),
+        power=_power(row),
         asked={key: str(row[key]) for key in ASKED if _text(row.get(key))},
     )
 
@@ -113,6 +114,14 @@ def _arithmetic(row: Mapping[str, Any]) -> Arithmetic | None:
     if flops is None or peak is None:
         return None
     return Arithmetic(flops, _text(row["mfu_dtype"]), {_text(row["mfu_dtype"]): peak})
+
+
+def _power(row: Mapping[str, Any]) -> Power | None:
+    joules, devices = _number(row.get("joules_per_step")), int(_number(row.get("devices")) or 1)
+    if joules is None:
+        return None
+    state = row["power_limit_w"], row["clock_mhz"], row["clock_bound"], row["power_evidence"]
+    return Power(joules / devices, *state)
 
 
 def _several(row: Mapping[str, Any]) -> SeveralGpus | None:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from pipeline.answers.limited_step import under_limit, with_power
 from pipeline.answers.loading import within_loading
 from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.model_sources import AvailableModels, Models, device_key
@@ -260,6 +261,8 @@ class Engine:
             try:
                 shared = times.get(device_key(question))
                 own = [self._piece(question, piece, shared, programs) for piece in pieces]
+                if question.gpu.run_at:
+                    own = [under_limit(question, piece) for piece in own]
                 simulated = self._simulated(question, own, measured_us, with_interval)
                 answer = Answer(question, simulated.prediction)
                 if detail:
@@ -294,7 +297,10 @@ class Engine:
         if question.ranks is None or not question.ranks.scheduled:
             (own,) = pieces
             of_step = own.step, own.predicted, kernels.folders, own.program
-            return predict_step(question, *of_step, measured_us, with_interval)
+            simulated = predict_step(question, *of_step, measured_us, with_interval)
+            if question.local or not (with_interval or own.power):  # a search asks for times alone
+                return simulated
+            return with_power(simulated, question, own)
         sent = exchanges(question, [piece.step.memory.gradients for piece in pieces])
         sent_us = kernels.predict_distinct(sent) if len(sent) else pieces[0].predicted.iloc[:0]
         scheduled = ScheduledStep(question, pieces, sent, sent_us)

@@ -23,6 +23,7 @@ from pipeline.answers.step_errors import (
     interval,
     keyed_normals,
 )
+from pipeline.answers.step_power import StepPower
 from pipeline.answers.step_prediction import (
     SimulatedStep,
     StepParts,
@@ -123,11 +124,13 @@ class Piece:
         step: operators and device calls.
         predicted: what the kernel models predict for `step.calls`.
         program: `step.sequence` with host times.
+        power: the step under a power limit or a locked clock, where one was asked for; `predicted` are its times.
     """
 
     step: StepParts
     predicted: pd.DataFrame
     program: Program
+    power: StepPower | None = None
 
     def passes(self, is_layer: bool) -> dict[str, Program]:
         """Its passes. Of a middle layer, what stands outside the layer is left out."""

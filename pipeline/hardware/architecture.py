@@ -35,6 +35,8 @@ class Architecture:
     shared_reserved_bytes: int
     fp32_share: float
     watts_per_tflop: float
+    pj_per_flop: float
+    pj_per_byte: float
     dram_share: float
     tensor_share: float
     tensor_power: float

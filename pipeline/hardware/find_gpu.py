@@ -336,8 +336,9 @@ PROPORTIONAL_TO = {
 
 TIME_INDEPENDENT = (
     "name", "aliases", "sources", "memory_bytes", "usable_memory_share", "base_clock_mhz",
+    "idle_w", "min_power_limit_w", "max_power_limit_w", "power_limit_w", "locked_clock_mhz",
 )  # fmt: skip
-"""Fields on which no time depends. Memory determines only what fits, and no formula uses the base clock."""
+"""Fields on which no kernel model depends: limits of power slow predicted times afterwards (`pipeline/hardware/power.py`)."""
 
 
 def catalogue_spec(name: str) -> GpuSpec | None:
@@ -366,7 +367,7 @@ def with_proportional_figures(gpu: GpuSpec, stated: GpuSpec) -> GpuSpec:
 
 def differing_figures(gpu: GpuSpec, stated: GpuSpec) -> frozenset[str]:
     """Figures that differ between two specs and on which times depend."""
-    names = [entry.name for entry in fields(GpuSpec) if entry.name not in TIME_INDEPENDENT]
+    names = {entry.name for entry in fields(GpuSpec)}.difference(TIME_INDEPENDENT)
     return frozenset(name for name in names if getattr(gpu, name) != getattr(stated, name))
 
 
@@ -386,9 +387,7 @@ def time_factor_bounds(gpu: GpuSpec, stated: GpuSpec) -> tuple[float, float]:
 
 
 def composed_gpu(values: Mapping[str, Any]) -> tuple[GpuSpec, GpuSpec | None]:
-    """The GPU that the `gpu` node of a composed configuration describes, and the catalogue's GPU of that name.
-
-    Figures that depend on altered ones are already scaled.
+    """The GPU that the `gpu` node of a composed configuration describes, dependent figures scaled, and the one of its file.
 
     Raises:
         ConfigError: a key is missing or unknown, a figure is not a number or implausible.

@@ -41,6 +41,11 @@ TIGHT_SHARE = 0.9
 """Share of the usable memory above which a step fits only tightly. Where memory is scarce, the segments of PyTorch's allocator
 take 0 to 7 % more than the tensors in ten of twelve simulated steps, and 16 and 19 % in two; cuDNN's workspaces come on top."""
 
+LEAST_LIMIT = 0.4
+"""The least power limit over the design power, of a board whose file does not state it: between 0.2 and 0.86 where files do."""
+LEAST_CLOCK = 0.12
+"""The lowest clock of a GPU over its boost clock: 135 to 210 MHz are listed for data-centre cards."""
+
 
 @dataclass(frozen=True)
 class OperatingPoint:
@@ -56,7 +61,8 @@ class GpuSpec:
 
     Bandwidths are GB/s (1e9 bytes), throughputs GFLOP/s, sizes bytes, clocks MHz, power watts. Throughputs of tensor
     cores are dense (no sparsity) with fp32 accumulation. `pcie_gb_per_s` and `nvlink_gb_per_s` count one direction;
-    PCIe is effective, NVLink raw. Measured peaks are None where there is no measurement.
+    PCIe is effective, NVLink raw. Measured peaks are None where there is no measurement. `idle_w` is the board's power with the
+    clocks up and next to no work. `power_limit_w` and `locked_clock_mhz` are how the card is run where that differs from its file.
     """
 
     name: str
@@ -80,6 +86,11 @@ class GpuSpec:
     pcie_gb_per_s: float
     nvlink_gb_per_s: float | None
     tdp_w: float
+    idle_w: float | None = None
+    min_power_limit_w: float | None = None
+    max_power_limit_w: float | None = None
+    power_limit_w: float | None = None
+    locked_clock_mhz: float | None = None
     aliases: tuple[str, ...] = ()
     usable_memory_share: float = USABLE_SHARE
     fp64_gflop_per_s: float | None = None
@@ -98,6 +109,18 @@ class GpuSpec:
     def clock_mhz(self) -> float:
         """The clock of the operating point, MHz."""
         return self.operating_point.clock_mhz
+
+    @property
+    def run_at(self) -> str:
+        """Which option says how the card is run, if it is not as its file states; else an empty text."""
+        asked = {"power_limit_w": self.power_limit_w, "clock_mhz": self.locked_clock_mhz}
+        return next((name for name, value in asked.items() if value is not None), "")
+
+    @property
+    def power_limits_w(self) -> tuple[float, float]:
+        """The least and the largest power limit in W that the board takes; `LEAST_LIMIT` of its design power where not stated."""
+        least = self.min_power_limit_w or LEAST_LIMIT * self.tdp_w
+        return least, self.max_power_limit_w or self.tdp_w
 
     @property
     def generation(self) -> Architecture:
@@ -199,14 +222,21 @@ _OPTIONAL = (
     "aliases", "sources", "base_clock_mhz", "usable_memory_share", "tf32_tflop_per_s",
     "bf16_tflop_per_s", "pcie_lanes", "fp64_tflop_per_s", "fp64_tensor_tflop_per_s",
     "nvlink_bidirectional_gb_per_s", "measured_fp32_gflop_per_s", "measured_dram_gb_per_s",
-    "measured_l2_gb_per_s", *_PER_SM,
+    "measured_l2_gb_per_s", "idle_w", "min_power_limit_w", "max_power_limit_w", "power_limit_w",
+    "clock_mhz", *_PER_SM,
 )  # fmt: skip
+RUN_AT = ("power_limit_w", "clock_mhz")
+"""Keys of how a card is run: options of every GPU, whether or not its file states them."""
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp64", "fp64_tensor")
 """Rates of arithmetic that a file may state."""
 _CONVERTED = {
     "boost_clock_mhz": ("boost_clock_mhz", 1.0),
     "dram_gb_per_s": ("dram_gb_per_s", 1.0),
-    "tdp_w": ("tdp_w", 1.0),
+    **{
+        key: (key, 1.0)
+        for key in ("tdp_w", "idle_w", "min_power_limit_w", "max_power_limit_w", "power_limit_w")
+    },
+    "clock_mhz": ("locked_clock_mhz", 1.0),
     **{f"{dtype}_tflop_per_s": (f"{dtype}_gflop_per_s", 1e3) for dtype in DTYPES},
     **{key: (key, 1.0) for key in _OPTIONAL if key.startswith("measured_")},
     "nvlink_bidirectional_gb_per_s": ("nvlink_gb_per_s", 0.5),
@@ -307,6 +337,18 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
             10_000,
         ),
         "measured_l2_gb_per_s": (spec.measured_l2_gb_per_s, 0.5 * dram, 20 * dram),
+    }
+    least_w, most_w = spec.power_limits_w
+    ranges |= {
+        "idle_w": (spec.idle_w, 0.05 * spec.tdp_w, 0.6 * spec.tdp_w),
+        "min_power_limit_w": (spec.min_power_limit_w, 0.1 * spec.tdp_w, spec.tdp_w),
+        "max_power_limit_w": (spec.max_power_limit_w, spec.tdp_w, 2 * spec.tdp_w),
+        "power_limit_w": (spec.power_limit_w, least_w, most_w),
+        "clock_mhz": (
+            spec.locked_clock_mhz,
+            LEAST_CLOCK * spec.boost_clock_mhz,
+            spec.boost_clock_mhz,
+        ),
     }
     over_plain = {
         **dict.fromkeys(("fp16", "bf16", "tf32"), (0.5, 64.0)),

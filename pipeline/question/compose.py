@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, first_line, shown
+from pipeline.hardware.spec import RUN_AT
 from pipeline.paths import config_dir, config_files, files_by_name, name_of_config
 from pipeline.question.checks import flatten
 from pipeline.question.options import FREE_OPTIONS, GROUPS, SYNONYMS, with_defaults
@@ -198,16 +199,16 @@ def configuration(
             }
             _COMPOSED.setdefault(file, own)
     sections = {section: values for file in files for section, values in _COMPOSED[file].items()}
+    if "gpu" in sections:  # how a card is run: options of every GPU
+        sections["gpu"] = {**dict.fromkeys(RUN_AT), **sections["gpu"]}
     overrides = tuple(overrides)
     touched = {override.key.partition(".")[0] for override in overrides}
-    # interpolations (`${model.dim}`) may lead to any section
-    if any("$" in override.text for override in overrides) or "${" in repr(sections):
+    if any("$" in each.text for each in overrides) or "${" in repr(sections):  # to any section
         touched |= set(sections)
     if touched:
         changed = {name: values for name, values in sections.items() if name in touched}
         sections |= _with_overrides(changed, overrides)
-    # Hydra's mark of a value that must be given
-    absent = (key for key, value in flatten(sections).items() if value == "???")
+    absent = (key for key, value in flatten(sections).items() if value == "???")  # Hydra's mark
     return sections, tuple(sorted(absent))
 
 

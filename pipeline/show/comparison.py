@@ -26,6 +26,7 @@ from pipeline.prediction import ASKED, Prediction
 from pipeline.prices import hourly_prices, price_notes, prices_of
 from pipeline.question.question import LOCAL_GPU, Question
 from pipeline.readable import distinct, html_table, in_gib, in_ms, prefix_of, rate, three_digits
+from pipeline.show.comparison_columns import energy_cells, exchange_cells
 from pipeline.show.explore_page import page_points, write_page
 from pipeline.show.figures.board import check_file
 from pipeline.show.figures.python_plots import draw_steps
@@ -241,7 +242,8 @@ class Comparison:
             "busy": f"{p.active_us / p.predicted_us:.0%}",
             "bound": p.bound,
             THROUGHPUT: f"{rate(p.samples_per_s)}{self._sign(p, THROUGHPUT)}",
-            **_exchange(p),
+            **exchange_cells(p),
+            **energy_cells(p, self.predictions),
             "memory": in_gib(p.memory_bytes) + MEMORY_MARKS[p.memory_state],
             "evidence": f"{top} {p.evidence.get(top, 0):.0%}",
         }
@@ -299,14 +301,6 @@ class Comparison:
 def design(p: Prediction) -> str:
     """GPU, model and variant, as keys of the largest batches."""
     return f"{p.gpu}/{p.model}/{p.variant}"
-
-
-def _exchange(p: Prediction) -> dict[str, str]:
-    """The columns of a step on several GPUs."""
-    if p.several is None:
-        return {}
-    exposed = in_ms(p.several.exposed_communication_us)
-    return {"exposed": exposed, "efficiency": p.several.efficiency_text.partition(" ")[0]}
 
 
 def _options(row: Prediction | Answer) -> list[str]:

@@ -13,6 +13,7 @@ from pipeline.palette import ACTIVE, IDLE_STYLE, MEASURED, OTHER
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.show.figures.board import TEXT, WIDE, Board, Page, rows_height, spread
+from pipeline.show.figures.energy import draw_energy, energy_table
 from pipeline.show.figures.figure_data import step_parts
 from pipeline.show.figures.scaling import draw_scaling, scaling_table
 from pipeline.show.figures.step_times import step_times, steps
@@ -102,8 +103,11 @@ def _beside(p: Prediction, name: str, ms: float) -> str:
 
 
 def draw_steps(predictions: Sequence[Prediction]) -> Figure:
-    """Several predicted steps as bars with their intervals, or how they scale where their numbers of GPUs differ."""
+    """Several predicted steps as bars with their intervals; how they scale, or their energy, where GPUs or power limits differ."""
     scales = len({p.devices for p in predictions}) > 1
+    energies = energy_table(predictions)
+    if len(energies) > 1:
+        return shown_by_notebooks(draw_energy(energies))
     return shown_by_notebooks(
         draw_scaling(scaling_table(predictions)) if scales else step_times(steps(predictions))
     )

@@ -1,0 +1,127 @@
+"""Clock, time and energy of a step under the power limit of its GPU (`pipeline/hardware/power.py` has the model)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from pipeline.answers.kernel_predictor import TIMES
+from pipeline.arrays import Array
+from pipeline.families import FAMILIES
+from pipeline.families.dims import Dims
+from pipeline.families.family import Law
+from pipeline.hardware.power import (
+    SHARED,
+    Load,
+    PowerConstants,
+    PowerCurve,
+    idle_w,
+    moving_share,
+    pj_per_flop,
+    product_clock,
+)
+from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.sustained import DTYPES, peak_gflop_per_s
+from pipeline.prediction_parts import Power
+
+LEAST_US = 0.5
+"""Least time of a kernel in µs, so that no rate is infinite."""
+
+CLOCKED = {Law.COMPUTE: 1.0, Law.LINK: 0.0, Law.COLLECTIVE: 0.0}
+"""How much families depend on the clock, by the law of their times; all others: as what only moves data."""
+
+FITTED = ("V100", "V100-PCIE-16GB", "P100")
+"""Cards whose power limits set the constants."""
+
+
+@dataclass(frozen=True)
+class StepPower:
+    """The kernels of a step on a GPU: their times at any clock, and the clock that its power limit leaves.
+
+    Attributes:
+        gpu: the GPU, with the limit and the clock that were asked for.
+        moving, clocked: bandwidth share and dependence on the clock of each distinct call, shape (rows,).
+        curve: the step at every clock.
+        usual: the share of the boost clock under the default limit.
+        clock: the share under what was asked for.
+        binds: what keeps the clock there: `power`, `locked clock` or `boost clock`.
+    """
+
+    gpu: GpuSpec
+    moving: Array
+    clocked: Array
+    curve: PowerCurve
+    usual: float
+    clock: float
+    binds: str
+
+    @classmethod
+    def of(
+        cls,
+        gpu: GpuSpec,
+        calls: pd.DataFrame,
+        us: Array,
+        counts: Array,
+        idle_us: float,
+        constants: PowerConstants = SHARED,
+    ) -> StepPower:
+        """From distinct device calls.
+
+        Args:
+            gpu: the GPU.
+            calls: distinct calls, `calls` schema.
+            us: their times under the default limit, µs, shape (rows,).
+            counts: how often each occurs in a step, shape (rows,).
+            idle_us: time of the step in which no kernel runs.
+            constants: those of the power model.
+        """
+        d, laws = Dims(calls), [FAMILIES[name].law for name in calls["family"].astype(str)]
+        computes = np.array([law is Law.COMPUTE for law in laws], dtype=bool)
+        clocked = np.array([CLOCKED.get(law, constants.moving) for law in laws])
+        links = np.array([law is Law.LINK for law in laws], dtype=bool)
+        us, flops = np.maximum(us, LEAST_US), d("flops", 0.0)
+        plain_flop_per_us = 1e3 * gpu.fp32_gflop_per_s
+        pj = np.full(len(us), constants.fp32_pj(gpu))
+        tensor = np.zeros(len(us), dtype=bool)
+        for dtype in DTYPES:
+            if peak_gflop_per_s(gpu, dtype) is not None:
+                rows = computes & (d.dtype == dtype)
+                us = np.where(rows, us * product_clock(gpu, dtype), us)
+                pj[rows], tensor = pj_per_flop(gpu, dtype, constants), tensor | rows
+        # Winograd's convolutions compute less than they count
+        flops = np.where(tensor, flops, np.minimum(flops, us * plain_flop_per_us))
+        # copies from and to the host touch device memory once
+        moved = d("bytes_written", 0.0) + np.where(links, 0.0, d("bytes_read", 0.0))
+        joules = 1e-12 * flops * pj
+        load = Load.of(counts * us, counts * joules, counts * moved, clocked)
+        curve = PowerCurve.of(load, gpu, idle_us, constants)
+        usual = curve.clock(gpu.tdp_w)
+        locked = (gpu.locked_clock_mhz or gpu.boost_clock_mhz) / gpu.boost_clock_mhz
+        clock = curve.clock(gpu.power_limit_w or gpu.tdp_w, locked)
+        binds = "power" if clock < locked else "locked clock" if locked < 1.0 else "boost clock"
+        return cls(gpu, moving_share(gpu, us, moved), clocked, curve, usual, clock, binds)
+
+    @property
+    def factor(self) -> Array:
+        """Time of each distinct call over that under the default limit, shape (rows,)."""
+        at, usual = (
+            SHARED.slowed(self.moving, self.clocked, each) for each in (self.clock, self.usual)
+        )
+        return at / usual
+
+    def times(self, predicted: pd.DataFrame) -> pd.DataFrame:
+        """Predicted times of the distinct calls (`KernelPredictor.predict`) under what was asked for."""
+        return predicted.assign(**{name: predicted[name] * self.factor for name in TIMES})
+
+    def answer(self, step_us: float, active_us: float, bound: str) -> Power:
+        """Power and energy of a step that takes `step_us`, in which kernels run for `active_us`."""
+        us, joules = self.curve.at(self.clock)
+        joules *= active_us / us if us else 0.0  # kernels beside each other share the card
+        joules += 1e-6 * idle_w(self.gpu) * (step_us - active_us)
+        binds = "host" if bound == "host" and self.binds == "boost clock" else self.binds
+        evidence = "fitted" if self.gpu.name in FITTED else "assumed"
+        limit_w = self.gpu.power_limit_w or self.gpu.tdp_w
+        clock_mhz = self.clock * self.gpu.boost_clock_mhz
+        return Power(joules, limit_w, clock_mhz, binds, evidence)

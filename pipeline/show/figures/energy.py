@@ -1,0 +1,73 @@
+"""Figure of steps under several power limits: what a sample costs in time and in energy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from pipeline.palette import series_colours
+from pipeline.prediction import Prediction
+from pipeline.show.figures.board import MARKERS, WIDE, Board, Page, marks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RUN_AT = ("gpu.power_limit_w=", "gpu.clock_mhz=")
+"""Options that differ along a line of the figure."""
+
+
+def energy_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
+    """Energy and time of a sample: line, option, samples_per_s, joules, knee; empty where no limit or clock was asked for.
+
+    A line is a GPU, model, batch size and options. Its knee is the point of the least energy times time.
+    """
+    rows = []
+    for p in predictions:
+        asked = next((text for text in p.overrides if text.startswith(RUN_AT)), "")
+        if p.power is not None:
+            options = [t.removeprefix("model.") for t in p.overrides if not t.startswith(RUN_AT)]
+            line = " ".join([p.model, p.gpu, f"b{p.batch_size}", *options])
+            unit = "MHz" if asked.startswith(RUN_AT[1]) else "W"
+            value = asked.partition("=")[2] or f"{p.power.limit_w:g}"
+            joules = p.devices * p.power.joules / p.global_batch
+            rows.append((line, asked, f"{value} {unit}", p.samples_per_s, joules))
+    columns = ["line", "asked", "option", "samples_per_s", "joules"]
+    table = pd.DataFrame(rows, columns=columns)
+    if not table["asked"].any():
+        return table.iloc[:0].assign(knee=False)
+    table = table.sort_values(["line", "samples_per_s"], ignore_index=True).drop(columns="asked")
+    cost = table["joules"] / table["samples_per_s"]
+    return table.assign(knee=cost == cost.groupby(table["line"]).transform("min"))
+
+
+def draw_energy(table: pd.DataFrame, page: Page = WIDE) -> Figure:
+    """Energy of a sample over throughput, a line per GPU, model, batch size and options; the knee of each is marked.
+
+    Args:
+        table: `energy_table`.
+    """
+    lines = {str(name): part for name, part in table.groupby("line", sort=False)}
+    colours = series_colours(list(lines))
+    board = Board([3.0], page, grid="y")
+    (axes,) = board.panels
+    for (name, part), marker in zip(lines.items(), MARKERS * len(lines), strict=False):
+        axes.plot(part["samples_per_s"], part["joules"], f"{marker}-", color=colours[name])
+        knee = part[part["knee"]]
+        (ring,) = axes.plot(knee["samples_per_s"], knee["joules"], "o", color=colours[name])
+        ring.set(markersize=14, fillstyle="none")
+        points = part[["option", "samples_per_s", "joules"]].to_numpy(object)
+        for option, *where in points:
+            axes.annotate(
+                option, tuple(where), xytext=(6, -13), textcoords="offset points", fontsize=8
+            )
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, 1.12 * table["samples_per_s"].max())
+    board.names(axes, "samples per second", "joules per sample")
+    (least,) = table.nsmallest(1, "joules").to_dict("records")
+    energy = f"{least['joules']:.3g} J a sample"
+    board.title(axes, f"{least['line']} needs least at {least['option']}: {energy}")
+    board.legend(marks(colours.values()), list(colours))
+    board.note("Of the GPUs alone. Circle: the least energy times time.")
+    return board.figure

@@ -1,0 +1,70 @@
+"""Answers about power: what a limit does to a step, and what an answer says of its energy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.answers.predict import predict
+from pipeline.errors import ConfigError
+from pipeline.prediction import Prediction
+from pipeline.show.comparison_columns import energy_cells
+from pipeline.show.figures.energy import draw_energy, energy_table
+from pipeline.summary_rows import predictions_of, summary_row
+
+STEP = {"gpu": "V100", "model": "dcgan", "batch_size": 256}
+
+
+def under(**options: object) -> Prediction:
+    return predict(**{**STEP, **options})  # type: ignore[arg-type]
+
+
+def test_a_limit_costs_time_and_saves_energy() -> None:
+    usual, own, low = (under(), under(gpu__power_limit_w=250), under(gpu__power_limit_w=125))
+    assert own.predicted_us == usual.predicted_us and low.predicted_us > 1.1 * usual.predicted_us
+    facts = [step.as_dict() for step in (usual, low)]
+    assert facts[1]["joules_per_step"] < facts[0]["joules_per_step"]
+    assert facts[1]["mean_w"] <= 125 and facts[1]["clock_mhz"] < facts[0]["clock_mhz"]
+    for step, fact in zip((usual, low), facts, strict=True):
+        joules = fact["joules_per_step"]
+        assert fact["mean_w"] == pytest.approx(joules / step.predicted_us * 1e6)
+        assert fact["samples_per_kwh"] == pytest.approx(3.6e6 * 256 / joules)
+    assert low.power and (low.power.binds, low.power.limit_w) == ("power", 125)
+    assert "125 W; power binds" in dict(low.rows())["power"]
+
+
+def test_a_locked_clock_is_the_clock() -> None:
+    locked = under(gpu__clock_mhz=690)
+    assert locked.power and locked.power.clock_mhz == pytest.approx(690)
+    assert locked.power.binds == "locked clock" and locked.predicted_us > under().predicted_us
+
+
+def test_energy_is_that_of_all_gpus_and_watts_are_of_one() -> None:
+    alone, two = under(), under(devices=2)
+    facts = [step.as_dict() for step in (alone, two)]
+    assert facts[1]["joules_per_step"] == pytest.approx(2 * facts[0]["joules_per_step"], rel=0.1)
+    assert facts[1]["mean_w"] == pytest.approx(facts[0]["mean_w"], rel=0.1)
+
+
+def test_a_step_that_is_put_together_has_no_limit() -> None:
+    with pytest.raises(ConfigError, match=r"gpu.power_limit_w: not with tp, cp or pp"):
+        predict(gpu="H100", model="gpt", devices=2, parallel__tp=2, gpu__power_limit_w=400)
+
+
+def test_a_comparison_of_limits_shows_energy_and_its_knee() -> None:
+    limits = {limit: under(gpu__power_limit_w=limit) for limit in (100, 150, 250)}
+    table = energy_table(list(limits.values()))
+    assert table["option"].tolist() == ["100 W", "150 W", "250 W"] and table["knee"].sum() == 1
+    assert table["joules"].iloc[2] == pytest.approx(limits[250].power.joules / 256)  # type: ignore[union-attr]
+    assert "joules" in draw_energy(table).axes[0].get_ylabel()
+    assert list(energy_cells(limits[100], list(limits.values()))) == ["W", "J/step"]
+    assert energy_table([under()]).empty and not energy_cells(under(), [under()])
+
+
+def test_power_is_kept_in_a_summary() -> None:
+    low = under(gpu__power_limit_w=125)
+    (read,) = predictions_of(summary_row(low))
+    assert read.power and low.power
+    assert read.power.joules == pytest.approx(low.power.joules)
+    assert replace(read.power, joules=low.power.joules) == low.power
