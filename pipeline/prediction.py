@@ -97,6 +97,8 @@ class Prediction:
     """The largest batch that fits, for a step that does not; None where not even one sample fits."""
     fitting_gpus: tuple[str, ...] = ()
     """GPUs on which a step fits that does not fit its own, by memory."""
+    fitting_change: str = ""
+    """Overrides with which a decoder fits that does not; empty where none of a few do."""
     arithmetic: Arithmetic | None = None
     """FLOPs of the model and the GPU's peaks; None without products, for a trace, and in tables of an earlier version."""
     several: SeveralGpus | None = None
@@ -306,7 +308,8 @@ class Prediction:
         batch = "not even a batch of 1" if most is None else f"a batch of {most:,}"
         named, more = self.fitting_gpus[:NAMED_GPUS], len(self.fitting_gpus) - NAMED_GPUS
         others = f"{', '.join(named) or 'no other GPU'}{f' and {more} more' if more > 0 else ''}"
-        return f"{batch} on this GPU; this batch on {others}"
+        change = self.fitting_change and f"; this batch on these GPUs with {self.fitting_change}"
+        return f"{batch} on this GPU; this batch on {others}{change}"
 
     def as_dict(self) -> dict[str, Any]:
         """The public keys of a prediction, ready for JSON."""
@@ -321,6 +324,7 @@ class Prediction:
         }
         if not self.fits:
             keys |= {"largest_batch": self.largest_batch, "fitting_gpus": list(self.fitting_gpus)}
+            keys |= {"fitting_change": self.fitting_change} if self.fitting_change else {}
         if self.traced is not None:
             keys |= {"traced": asdict(self.traced)}
         if self.measured_us is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from pipeline.answers.fitting_layouts import least_change
 from pipeline.errors import SteptimeError
 from pipeline.hardware.find_gpu import list_gpus
 from pipeline.prediction import Prediction
@@ -35,7 +36,13 @@ def with_what_fits(
         question.gpu.usable_memory_bytes,
         partial(memory_bytes, question),
     )
-    return replace(prediction, largest_batch=largest, fitting_gpus=names)
+    split = question.ranks is not None and question.ranks.layers > 0
+    change = (
+        ""
+        if not split
+        else least_change(question, lambda each: memory_bytes(each, each.batch_size))
+    )
+    return replace(prediction, largest_batch=largest, fitting_gpus=names, fitting_change=change)
 
 
 def largest_fitting(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pipeline.answers.engine import Engine, in_order
+from pipeline.answers.fitting_layouts import least_devices
 from pipeline.answers.plan_results import Choice, Limits, Objective
 from pipeline.answers.ties import Tie, tie_of
 from pipeline.arrays import Array, Flags, Ints
@@ -87,6 +88,7 @@ class Search:
         currency: of the prices; empty without one.
         prices: whose prices these are, a line each.
         nearest: least memory need over the room for it, among the points that do not fit, and the message about it.
+        unfit: a decoder on several GPUs that does not fit.
     """
 
     objective: Objective
@@ -98,6 +100,7 @@ class Search:
     currency: str = ""
     prices: tuple[str, ...] = ()
     nearest: tuple[float, str] | None = None
+    unfit: Question | None = None
 
     def run(self, questions: Sequence[Question]) -> tuple[list[Choice], list[Choice], Tie | None]:
         """The contenders, best first, the front of time against cost, fastest first, and the tie of the best, if any.
@@ -164,6 +167,7 @@ class Search:
                 needs[step] = need, batch
             if need > room:
                 self.lost["does not fit"] += 1
+                self.unfit = question if question.ranks and question.ranks.layers else self.unfit
                 text = f"{gpu.name} batch_size={batch} needs {gibibytes(need)} of {gibibytes(room)}"
                 self.nearest = min((need / room, text), self.nearest or (np.inf, ""))
             elif self._needs_price and gpu.name not in hourly:
@@ -235,7 +239,10 @@ class Search:
         if not space.questions:
             reasons = ", ".join(f"{reason} ({count})" for reason, count in self.lost.most_common(3))
             near = f"; the nearest: {self.nearest[1]}" if self.nearest else ""
-            return f"no point is left: {reasons}{near}"
+            few = self.unfit and least_devices(self.unfit, self.engine.steps.memory_bytes)
+            return (
+                f"no point is left: {reasons}{near}{f'; the fewest that fit: {few}' if few else ''}"
+            )
         row = int(np.argmin(excess.max(axis=0)))
         late, dear = excess[:, row]
         epoch_us = (self.limits.samples or 0) * space.us_per_sample[row]

@@ -372,7 +372,7 @@ def predict_scheduled(
     draws_us = draws.step_us() if draws else None
     low, high = (step_us, step_us) if draws_us is None else interval(draws_us, step_us)
     device = step.device_time()
-    memory = stage_memory([piece.step.memory for piece in step.pieces], ranks)
+    memory = stage_memory([piece.step.memory for piece in step.pieces], ranks, question.workload)
     prediction = Prediction(
         **answer_fields(question, first.step, device),
         **memory_fields(question.gpu, needed_bytes(memory, question.gpu)),

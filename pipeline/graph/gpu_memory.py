@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipeline.graph.table import Memory
 from pipeline.hardware.spec import GpuSpec
-from pipeline.hardware.stages import held_pieces, in_flight
+from pipeline.hardware.stages import held_pieces, in_flight, of_part
 from pipeline.question.several_gpus import Ranks
 
 BLOCK_BYTES = 512
@@ -21,36 +22,56 @@ CONTEXT_BYTES_PER_SM = 3_700_000
 without PyTorch's (T4, RTX 2080 Ti, L4, RTX 3090, A100, L40, H100 and RTX 5090: 1.9 to 6.7 MB)."""
 
 
-def stage_memory(pieces: Sequence[Memory], ranks: Ranks) -> Memory:
+def stage_memory(pieces: Sequence[Memory], ranks: Ranks, model: Mapping[str, Any]) -> Memory:
     """The need of the stage of a pipeline that needs most; without layers of their own, that of the only piece.
 
     Args:
         pieces: need of one micro-batch in each piece of the model (`Question.chunks`).
         ranks: how many stages, parts, layers and micro-batches there are.
+        model: section `model`.
     """
-    if not ranks.layers:
-        return pieces[0]
-    of, needs = ranks.parallel, []
-    for stage, held in enumerate(held_pieces(of.pp, of.parts, ranks.layers, len(pieces))):
-        own = [pieces[number] for number, times in held.items() for _ in range(times)]
-        waiting = in_flight(stage, of.pp, of.virtual_stages, of.micro_batches)
-        needs.append(_of_stage(own, waiting / of.virtual_stages))
+    needs = stage_memories(pieces, ranks, model) if ranks.layers else pieces[:1]
     return max(needs, key=lambda need: need.peak)
 
 
-def _of_stage(pieces: Sequence[Memory], waiting: float) -> Memory:
-    """The need of a stage with these pieces, where at most `waiting` forward passes through all wait for their backward passes."""
-    saved = sum(piece.saved for piece in pieces)
+def stage_memories(
+    pieces: Sequence[Memory], ranks: Ranks, model: Mapping[str, Any]
+) -> list[Memory]:
+    """The need of each stage of a pipeline; arguments as of `stage_memory`.
+
+    Megatron-LM keeps gradients of bf16 weights in fp32 (`accumulate_allreduce_grads_in_fp32`), unless they are exchanged in half
+    precision.
+    """
+    of, needs = ranks.parallel, []
+    wide = model["precision"] == "pure" and model["dtype"] == "bf16" and of.compression == "none"
+    for stage, held in enumerate(held_pieces(of.pp, of.parts, ranks.layers, len(pieces))):
+        own = [pieces[number] for number, times in held.items() for _ in range(times)]
+        begins = [of_part(part, of.parts) for part in range(stage, of.parts, of.pp)]
+        sizes = [pieces[each].saved + (ranks.layers - 1) * pieces[-1].saved for each in begins]
+        waiting = in_flight(stage, of.pp, of.micro_batches, sizes)
+        needs.append(_of_stage(own, waiting, 2 if wide else 1))
+    return needs
+
+
+def _of_stage(pieces: Sequence[Memory], waiting: int, widened: int) -> Memory:
+    """The need of a stage with these pieces.
+
+    Args:
+        pieces: its layers, each a micro-batch.
+        waiting: what forward passes keep for their backward passes, bytes.
+        widened: bytes of a kept gradient over those of a weight.
+    """
     states = [piece.parameters + piece.gradients + piece.optimizer for piece in pieces]
     working = max(p.peak - held - p.saved for p, held in zip(pieces, states, strict=True))
+    more = (widened - 1) * sum(piece.gradients for piece in pieces)
     return Memory(
         parameters=sum(piece.parameters for piece in pieces),
-        gradients=sum(piece.gradients for piece in pieces),
+        gradients=widened * sum(piece.gradients for piece in pieces),
         optimizer=sum(piece.optimizer for piece in pieces),
         inputs=max(piece.inputs for piece in pieces),
         blocks=sum(piece.blocks for piece in pieces),
-        peak=sum(states) + working + round(waiting * saved),
-        saved=saved,
+        peak=sum(states) + more + working + waiting,
+        saved=sum(piece.saved for piece in pieces),
     )
 
 

@@ -148,7 +148,9 @@ class StepStore:
         """
         batch_size = batch_size or question.batch_size
         parts = [self._memory_of(chunk, batch_size) for chunk in question.chunks]
-        memory = stage_memory(parts, question.ranks) if question.ranks else parts[0]
+        memory = (
+            stage_memory(parts, question.ranks, question.workload) if question.ranks else parts[0]
+        )
         return needed_bytes(memory, question.gpu)
 
     def _memory_of(self, question: Question, batch_size: int) -> Memory:

@@ -5,6 +5,7 @@ Orders: 1F1B (PipeDream-flush, arXiv:2006.09503), and interleaved where a stage 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,7 +71,15 @@ def held_pieces(stages: int, parts: int, layers: int, pieces: int) -> list[dict[
     return found
 
 
-def in_flight(stage: int, stages: int, chunks: int, count: int) -> int:
-    """The most forward passes of a stage whose activations are kept for their backward passes."""
-    steps = np.cumsum([1 if task.forward else -1 for task in order(stage, stages, chunks, count)])
-    return int(steps.max())
+def in_flight(stage: int, stages: int, count: int, sizes: Sequence[int]) -> int:
+    """The largest sum of what the forward passes of a stage keep for their backward passes.
+
+    Args:
+        stage: its place, from 0.
+        stages: of the pipeline.
+        count: micro-batches.
+        sizes: what a pass through each chunk of the stage keeps.
+    """
+    tasks = order(stage, stages, len(sizes), count)
+    steps = [sizes[task.chunk] * (1 if task.forward else -1) for task in tasks]
+    return int(np.cumsum(steps).max())

@@ -6,9 +6,11 @@ from itertools import product
 
 import pytest
 
+from pipeline.answers.fitting_layouts import least_change
 from pipeline.answers.plan import make_plan, space_of
 from pipeline.answers.plan_results import Limits, Objective
-from pipeline.errors import LayoutError
+from pipeline.errors import InputError, LayoutError
+from pipeline.graph.step_store import StepStore
 from pipeline.question.layouts import SAMPLES, TRIED
 from pipeline.question.question import Question, expand
 
@@ -67,3 +69,40 @@ def test_samples_of_a_plan_are_those_of_all_replicas_and_micro_batches() -> None
     fixed = make_plan(Objective.step, space_of(words, Limits()), Limits(global_batch=8))
     assert {choice.question.global_batch for choice in fixed.contenders} == {8}
     assert fixed.lost == {"batch does not divide the global batch": 1}
+
+
+@pytest.mark.parametrize(
+    "more, change",
+    [
+        ("", "parallel.tp=2"),
+        ("model.heads=4 model.kv_heads=1", "parallel.pp=2"),
+        ("model.kv_heads=1 model.layers=5", "model.checkpointing=full"),
+    ],
+)
+def test_the_least_change_that_fits_splits_the_model_before_it_computes_again(
+    more: str, change: str
+) -> None:
+    """In place of a capture: 96 GiB over the ranks of a replica, and half of it with full checkpointing."""
+
+    def needs(question: Question) -> int:
+        assert question.ranks is not None
+        whole = 96 if question.workload["checkpointing"] == "none" else 48
+        return int(whole * 2**30 / question.ranks.parallel.shares)
+
+    given = dict(text.split("=") for text in [*SMALL, "devices=2", *more.split()])
+    (question,) = expand([f"{key}={value}" for key, value in given.items()])
+    assert least_change(question, needs) == change
+
+
+def test_a_plan_that_fits_nowhere_says_the_fewest_gpus_that_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def needs(_: StepStore, question: Question, *__: int) -> int:
+        return int(1000 * 2**30 / (question.ranks.parallel.shares if question.ranks else 1))
+
+    monkeypatch.setattr(StepStore, "memory_bytes", needs)
+    with pytest.raises(
+        InputError,
+        match=r"does not fit .*; the fewest that fit: devices=24 parallel.tp=4 parallel.pp=6",
+    ):
+        make_plan(Objective.step, space_of([*SMALL, "devices=8"], Limits()), Limits())

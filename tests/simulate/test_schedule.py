@@ -53,8 +53,8 @@ def test_each_pass_runs_once_and_backward_after_forward(
 def test_the_first_stage_runs_ahead_by_the_depth_of_the_pipeline() -> None:
     names = ["".join("BF"[task.forward] for task in order(stage, 3, 1, 4)) for stage in range(3)]
     assert names == ["FFFBFBBB", "FFBFBFBB", "FBFBFBFB"]
-    assert [in_flight(stage, 3, 1, 4) for stage in range(3)] == [3, 2, 1]
-    assert in_flight(0, 4, 2, 8) == 11  # Narayanan et al., arXiv:2104.04473
+    assert [in_flight(stage, 3, 4, [1]) for stage in range(3)] == [3, 2, 1]
+    assert in_flight(0, 4, 8, [1, 1]) == 11  # Narayanan et al., arXiv:2104.04473
 
 
 @pytest.mark.parametrize("stages, count", [(1, 4), (4, 4), (4, 16)])
