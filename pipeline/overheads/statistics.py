@@ -157,7 +157,7 @@ def _levels(frame: pd.DataFrame, signatures: bool) -> list[pd.DataFrame]:
     counts = _apply_to_distinct(
         frame["signature"], lambda text: calls_signature(_count_calls(text))
     )
-    changes = (gap | item) & _apply_to_distinct(frame["op"], is_in_place).astype(bool)
+    changes = item & _apply_to_distinct(frame["op"], is_in_place).astype(bool)
     levels = [frame[device], frame[device].assign(signature="")]
     if signatures:
         levels += [frame[gap | item | api]]
@@ -169,7 +169,7 @@ def _levels(frame: pd.DataFrame, signatures: bool) -> list[pd.DataFrame]:
         frame[item].assign(signature=""),
         frame[item].assign(signature=counts[item], op=ANY_OP),
         frame[item].assign(signature="", op=ANY_OP),
-        frame[changes & item].assign(signature=counts[changes & item], op=ANY_IN_PLACE),
+        frame[changes].assign(signature=counts[changes], op=ANY_IN_PLACE),
         frame[changes].assign(signature="", op=ANY_IN_PLACE),
         frame[api].assign(signature=""),
         frame[api].assign(signature="", op=ANY_OP),
