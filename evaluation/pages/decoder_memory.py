@@ -60,7 +60,7 @@ def read_cases() -> pd.DataFrame:
     return found[sizes.prod(axis=1) <= found["gpus"].fillna(8)]
 
 
-def asked(row: Mapping[str, Any]) -> Question:
+def asked(row: Mapping[Any, Any]) -> Question:
     """The question of a row."""
     of = {key: 1 if pd.isna(row[name]) else int(row[name]) for key, name in OPTIONS.items()}
     values: dict[str, object] = {**of, "devices": 8 if pd.isna(row["gpus"]) else int(row["gpus"])}
