@@ -114,7 +114,7 @@ def table(rows: pd.DataFrame) -> str:
     }
     groups |= {
         "all with tp 1 (the rules were found on them)": rows.loc[rows["tp"] == 1, "ratio"],
-        "all with tp above 1 (not looked at before)": rows.loc[rows["tp"] > 1, "ratio"],
+        "all with tp above 1": rows.loc[rows["tp"] > 1, "ratio"],
     }
     lines = []
     for name, ratio in groups.items():

@@ -69,7 +69,7 @@ COMMON: dict[str, Any] = {
 
 DECODER_SD = 0.08
 """Standard deviation of log step time by the code of a framework and the network of a cluster, which nobody describes. Set on
-vTrain's 20 steps (docs/accuracy/many_gpus.md): with it 17 of them are inside p10 to p90, without it 8."""
+vTrain's 20 steps (docs/accuracy/many_gpus.md): with it 16 of them are inside p10 to p90, without it 8."""
 
 LAYERS = ".layers."
 """Part of the path of every module inside a layer (`pipeline.workloads.parallel_decoder`)."""
