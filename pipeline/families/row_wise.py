@@ -120,7 +120,7 @@ def layer_norm_us(c: Calls) -> Array:
     forward = rows * np.where(uneven, *NORM_ROW_CLOCKS[::-1]) / c.chip.clocks_per_us() + again
     even_rate, uneven_rate, gradient_rate = WIDE_NORM_PER_CLOCK
     rate = np.where(c.d.backward(), gradient_rate, np.where(uneven, uneven_rate, even_rate))
-    wide = (c.d("H") >= WIDE_NORM_ROW) & ~weights & ~inputs
+    wide = (c.d("H") >= WIDE_NORM_ROW) & ~weights & ~inputs & c.chip.is_recent
     row_us = np.where(wide, rows * c.d("H") / rate / c.chip.clocks_per_us(), 0.0)
     adding = ROW_LATENCY_US * rows / 128.0
     both = c.start + np.maximum(adding, c.moving_us / 1.5)
