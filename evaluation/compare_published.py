@@ -53,6 +53,7 @@ SOURCES = {
     "dlrm": "DLRM training steps",
     "translation": "GNMT training steps",
     "many_gpus": "training steps on many GPUs",
+    "fsdp": "training steps with sharded weights",
     "default": "our steps with the usual host",
 }
 """Block of a page with the summary of a source, beside `<block> steps` with its rows -> what its training steps are called.
