@@ -262,7 +262,7 @@ class Prediction:
             "throughput": f"{rate(self.samples_per_s)} {unit}",
             "arithmetic": self._arithmetic_text(),
             **(self.several.rows if self.several else {}),
-            **(self.power.rows(*self._work) if self.power else {}),
+            **(self.power.rows(*self._work) if self.power and self._run_at else {}),
             **(self.traced.rows if self.traced else {"memory": self.memory_text}),
             "what fits": "" if self.fits else self._what_fits(),
             "device time rests on": shares(self.evidence),
@@ -276,6 +276,13 @@ class Prediction:
             *(("note", text) for text in self.notes),
             *(("warning", text) for text in self.warnings),
         ]
+
+    @property
+    def _run_at(self) -> bool:
+        """Whether a power limit or a clock was asked for."""
+        return any(
+            text.startswith(("gpu.power_limit_w=", "gpu.clock_mhz=")) for text in self.overrides
+        )
 
     @property
     def _work(self) -> tuple[float, float, int]:

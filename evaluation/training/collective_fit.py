@@ -18,6 +18,7 @@ from pipeline.hardware.clusters import NVSWITCH, PCIE, load_cluster
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.collective_bandwidth import (
     FAMILY,
+    PYTORCH_US,
     CollectiveModel,
     Curves,
     MeasuredCurves,
@@ -91,9 +92,11 @@ def write_curves(
 
 
 def predicted_over_measured(model: CollectiveModel, samples: pd.DataFrame) -> Array:
-    """Predicted over measured time of collectives, shape (rows,)."""
+    """Predicted over measured time of collectives, shape (rows,); benchmarks of NCCL run without PyTorch."""
     calls = samples.assign(family=FAMILY)
-    return np.asarray(model.predict(calls).kernel / samples["kernel_us"].to_numpy(dtype=np.float64))
+    without = np.where(samples["op"] == "all_reduce", PYTORCH_US, 0.0)
+    measured_us = samples["kernel_us"].to_numpy(dtype=np.float64)
+    return np.asarray((model.predict(calls).kernel - without) / measured_us)
 
 
 def fitted_curves(

@@ -30,6 +30,12 @@ def test_the_page_has_the_tables_that_the_descriptions_give(name: str) -> None:
     assert block(PAGE.read_text(encoding="utf-8"), name) == blocks()[name]
 
 
+def way_of(key: str) -> list[str]:
+    """What chooses the way of being parallel that has an option, if it is not the usual one."""
+    fsdp = ("reshard_after_forward", "mixed_precision", "reduce_dtype", "shard_size")
+    return ["parallel=fsdp", "devices=2"] if key.removeprefix("parallel.") in fsdp else []
+
+
 @pytest.mark.parametrize("key", [key for key, option in OPTIONS.items() if option.values])
 def test_the_words_of_an_option_are_offered_and_others_refused(key: str) -> None:
     assert list(values(key, "dlrm_default")) == list(OPTIONS[key].values)
@@ -39,4 +45,4 @@ def test_the_words_of_an_option_are_offered_and_others_refused(key: str) -> None
     with pytest.raises(
         InputError, match=f"{key.rpartition('.')[2]}.*nonsense.*{OPTIONS[key].values[0]}"
     ):
-        ask(["gpu=V100", f"model={model}", f"{key}=nonsense"])
+        ask(["gpu=V100", f"model={model}", *way_of(key), f"{key}=nonsense"])

@@ -13,6 +13,7 @@ import pytest
 from pipeline.completion import complete_override, join_bash_words, keys_of, values
 from pipeline.question.compose import choices
 from pipeline.question.question import expand
+from tests.question.test_options import way_of
 
 BASH = shutil.which("bash")
 
@@ -42,7 +43,7 @@ def test_every_value_that_is_offered_is_accepted() -> None:
                 "transformers": ["model.config=GPT2Config"],
             }
             needed = more.get(value, more.get(key, []) if value == "pure" else [])
-            assert expand([f"{key}={value}", *needed]), f"{key}={value}"
+            assert expand([f"{key}={value}", *needed, *way_of(key)]), f"{key}={value}"
 
 
 def test_the_last_value_of_a_list_is_completed_and_none_is_offered_twice() -> None:

@@ -289,7 +289,7 @@ def test_workloads_that_benchmarks_and_published_steps_name_exist() -> None:
         for text in texts
         for found in re.findall(r'model\.target(?:": "|=)([\w.]+):(\w+)', text)
     }
-    assert len(named) == 3
+    assert len(named) == 4
     assert all(
         callable(getattr(importlib.import_module(module), function)) for module, function in named
     )

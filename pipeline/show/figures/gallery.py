@@ -19,7 +19,6 @@ from pipeline.show.figures import kernel_errors as kernels
 from pipeline.show.figures import overhead_plots as overheads
 from pipeline.show.figures import step_times as steps
 from pipeline.show.figures.board import NARROW, WIDE, Page, add_note, headline_of, save
-from pipeline.show.figures.energy import draw_energy, energy_table
 from pipeline.show.figures.roofline import draw_roofline, roofline_table
 from pipeline.show.figures.scaling import draw_scaling, scaling_table
 from pipeline.show.figures.throughput import throughput as draw_throughput
@@ -166,14 +165,6 @@ GALLERY = (
         lambda a: scaling_table(predictions_of(a.summary)),
         draw_scaling,
         _ONE_GPU,
-    ),
-    Entry(
-        "energy",
-        "Energy under power limits",
-        STEPS,
-        lambda a: energy_table(predictions_of(a.summary)),
-        draw_energy,
-        "no point has a power limit or a locked clock",
     ),
     Entry(
         "cost",
