@@ -27,6 +27,9 @@ from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, rate, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+RUN_AT = ("gpu.power_limit_w=", "gpu.clock_mhz=")
+"""Beginnings of the overrides that say how a card is run."""
+
 MAX_NAME_LENGTH, NAMED_GPUS = 60, 3
 """Longest name of a variant, in characters, that fits on an axis; and the number of GPUs that a table names as fitting."""
 
@@ -262,7 +265,7 @@ class Prediction:
             "throughput": f"{rate(self.samples_per_s)} {unit}",
             "arithmetic": self._arithmetic_text(),
             **(self.several.rows if self.several else {}),
-            **(self.power.rows(*self._work) if self.power and self._run_at else {}),
+            **(self.power.rows(*self._work) if self.power and self.run_at else {}),
             **(self.traced.rows if self.traced else {"memory": self.memory_text}),
             "what fits": "" if self.fits else self._what_fits(),
             "device time rests on": shares(self.evidence),
@@ -278,11 +281,9 @@ class Prediction:
         ]
 
     @property
-    def _run_at(self) -> bool:
-        """Whether a power limit or a clock was asked for."""
-        return any(
-            text.startswith(("gpu.power_limit_w=", "gpu.clock_mhz=")) for text in self.overrides
-        )
+    def run_at(self) -> str:
+        """The power limit or the clock that was asked for, as its override; empty without one."""
+        return next((text for text in self.overrides if text.startswith(RUN_AT)), "")
 
     @property
     def _work(self) -> tuple[float, float, int]:

@@ -159,10 +159,11 @@ class Power:
         low, high = (self.mean_w(step_us) * exp(sign * Z90 * self.log_sd) for sign in (-1, 1))
         each = " per GPU" * (devices > 1)
         of = f"{self.clock_mhz:,.0f} MHz, limit {self.limit_w:g} W; {self.binds} binds"
-        per_kwh = samples / (devices * self.joules) * 3.6e6
+        facts = power_facts(self, step_us, samples, devices)
+        energy = f"{facts['joules_per_step']:.3g} J a step"
         return {
-            "power": f"{self.mean_w(step_us):.0f} W{each}   ({low:.0f} to {high:.0f}); {of}",
-            "energy": f"{devices * self.joules:.3g} J a step, {rate(per_kwh)} samples/kWh",
+            "power": f"{facts['mean_w']:.0f} W{each}   ({low:.0f} to {high:.0f}); {of}",
+            "energy": f"{energy}, {rate(facts['samples_per_kwh'])} samples/kWh",
         }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 
 from pipeline.errors import SteptimeError
-from pipeline.question.layouts import PASSES, PP, SAMPLES, TP, TRIED
+from pipeline.question.layouts import PASSES, PP, SAMPLES, TP, TRIED, divisors
 from pipeline.question.question import Question, expand
 
 CHECKPOINTING, ZERO = "model.checkpointing", "parallel.zero"
@@ -23,8 +23,7 @@ def least_change(question: Question, memory_bytes: Callable[[Question], int]) ->
 def least_devices(question: Question, memory_bytes: Callable[[Question], int]) -> str:
     """The layout with the fewest GPUs, of one replica and one sample a pass, that a decoder fits; empty where none does."""
     assert question.ranks is not None
-    of, layers = question.ranks.parallel, int(question.workload["layers"])
-    stages = [number for number in range(1, layers + 1) if layers % number == 0]
+    of, stages = question.ranks.parallel, divisors(int(question.workload["layers"]))
     shares = sorted(product(TRIED[TP], stages), key=lambda each: each[0] * each[1])
     changes: Iterable[Change] = (
         {"devices": tp * pp * of.cp, TP: tp, PP: pp, PASSES: max(of.micro_batches, pp), SAMPLES: 1}

@@ -52,9 +52,14 @@ def sharded_on_meta() -> Iterator[None]:
         yield
 
 
+def is_shared(tensor: Any) -> bool:
+    """Whether ranks share a tensor, or the tensors of a class: each holds a part."""
+    return hasattr(tensor, "to_local")
+
+
 def own_part(tensor: Any) -> Any:
     """The part of a sharded tensor that this rank holds; other tensors as they are."""
-    if not hasattr(tensor, "to_local"):
+    if not is_shared(tensor):
         return tensor
     with torch.no_grad():
         return tensor.to_local()
@@ -67,7 +72,7 @@ def held_bytes(tensor: Tensor) -> int:
 
 def is_sharded(modules: Sequence[nn.Module]) -> bool:
     """Whether a weight of some modules is a part of a larger one."""
-    return any(hasattr(weight, "to_local") for part in modules for weight in part.parameters())
+    return any(is_shared(weight) for part in modules for weight in part.parameters())
 
 
 def units(module: nn.Module) -> list[nn.Module]:

@@ -52,7 +52,7 @@ NORM_ROW_CLOCKS = (330.0, 1_400.0)
 
 WIDE_NORM_ROW, WIDE_NORM_PER_CLOCK = 4096.0, (2.0, 0.95, 0.45)
 """Width from which the one block of a row of layer norm is slower than its bytes, and its elements per SM and clock: forward,
-forward where the width is no multiple of four, and in the gradient (measured on an H100: without it, half of the time)."""
+forward where the width is no multiple of four, gradient. Measured on an H100; without it, times are half of that."""
 
 ONE_BLOCK_ELEMENTS = 8192.0
 """Elements from which several blocks reduce a tensor to a single value: 16 for each thread of a block (PyTorch's

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pipeline.as_on_cuda.emulation import run_as_on_cuda
-from pipeline.as_on_cuda.fully_sharded import own_part
+from pipeline.as_on_cuda.fully_sharded import is_shared, own_part
 from pipeline.as_on_cuda.optimizers import state_tensors
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.shape_operators import is_empty
@@ -80,7 +80,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count its results; views and in-place results share a storage that is counted already."""
-        if any(map(_is_shared, types)):  # its parts run next
+        if any(map(is_shared, types)):  # its parts run next
             return NotImplemented
         self.hold(tree_leaves((args, kwargs)), made_earlier=True)
         result = func(*args, **(kwargs or {}))
@@ -147,11 +147,6 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The most storages alive at once."""
         before = len(self._apart) + len(self._earlier)
         return before + int(np.cumsum(np.where(self._frees, -1, 1)).max(initial=0))
-
-
-def _is_shared(kind: type) -> bool:
-    """Whether a class of tensors is of parts on several ranks."""
-    return hasattr(kind, "to_local")
 
 
 def _is_counted(tensor: Tensor) -> bool:

@@ -113,8 +113,13 @@ class GpuSpec:
     @property
     def run_at(self) -> str:
         """Which option says how the card is run, if it is not as its file states; else an empty text."""
-        asked = {"power_limit_w": self.power_limit_w, "clock_mhz": self.locked_clock_mhz}
-        return next((name for name, value in asked.items() if value is not None), "")
+        asked = zip(RUN_AT, (self.power_limit_w, self.locked_clock_mhz), strict=True)
+        return next((name for name, value in asked if value is not None), "")
+
+    @property
+    def unlimited(self) -> GpuSpec:
+        """The card under its own limit and with no clock locked, for which kernels are modelled."""
+        return replace(self, power_limit_w=None, locked_clock_mhz=None) if self.run_at else self
 
     @property
     def power_limits_w(self) -> tuple[float, float]:

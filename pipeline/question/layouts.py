@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 from typing import Any
 
 from pipeline.question.checks import flatten
@@ -18,6 +19,11 @@ TRIED = {TP: (1, 2, 4, 8), SAMPLES: (1, 2, 4, 8)}
 
 UPDATE_TOKENS = 4 << 20
 """Tokens of an update where no global batch is given: 4 million, as Llama's (arXiv:2302.13971, table 2)."""
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a number, ascending."""
+    return [each for each in range(1, number + 1) if number % each == 0]
 
 
 def layouts_of(point: Point, global_batch: int | None = None) -> Iterator[Point]:
@@ -37,8 +43,7 @@ def layouts_of(point: Point, global_batch: int | None = None) -> Iterator[Point]
         return
     of = flatten({"model": model}) | given
     samples = global_batch or max(UPDATE_TOKENS // int(of["model.seq_len"]), devices)
-    divisors = [number for number in range(1, devices + 1) if devices % number == 0]
-    tried = {**TRIED, PP: [pp for pp in divisors if of["model.layers"] % pp == 0]}
+    tried = {**TRIED, PP: divisors(gcd(devices, of["model.layers"]))}
     open_axes = {key: values for key, values in tried.items() if key not in given}
     for axes in parse_grid([f"{key}={','.join(map(str, v))}" for key, v in open_axes.items()]):
         chosen = given | {override.key: override.value for override in axes}

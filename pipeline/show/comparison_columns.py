@@ -18,12 +18,7 @@ def exchange_cells(p: Prediction) -> dict[str, str]:
 
 def energy_cells(p: Prediction, others: Sequence[Prediction]) -> dict[str, str]:
     """Watts and joules of a step, where a power limit or a clock was asked for in one of the others."""
-    asked = any(
-        text.startswith(("gpu.power_limit_w=", "gpu.clock_mhz="))
-        for other in others
-        for text in other.overrides
-    )
-    if p.power is None or not asked:
+    if p.power is None or not any(other.run_at for other in others):
         return {}
     joules = p.devices * p.power.joules
     return {"W": f"{p.power.mean_w(p.predicted_us):.0f}", "J/step": f"{joules:.3g}"}

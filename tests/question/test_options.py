@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from evaluation.pages.markdown import block
@@ -11,6 +13,7 @@ from pipeline.errors import InputError
 from pipeline.question.compose import choices
 from pipeline.question.options import OPTIONS, SECTION_KINDS
 from pipeline.question.question import ask
+from pipeline.question.several_gpus import FsdpSettings
 from pipeline.show.catalogue import option_rows
 
 
@@ -32,8 +35,8 @@ def test_the_page_has_the_tables_that_the_descriptions_give(name: str) -> None:
 
 def way_of(key: str) -> list[str]:
     """What chooses the way of being parallel that has an option, if it is not the usual one."""
-    fsdp = ("reshard_after_forward", "mixed_precision", "reduce_dtype", "shard_size")
-    return ["parallel=fsdp", "devices=2"] if key.removeprefix("parallel.") in fsdp else []
+    of_fsdp = {f"parallel.{option.name}" for option in fields(FsdpSettings)}
+    return ["parallel=fsdp", "devices=2"] if key in of_fsdp else []
 
 
 @pytest.mark.parametrize("key", [key for key, option in OPTIONS.items() if option.values])

@@ -14,9 +14,6 @@ from pipeline.show.figures.board import MARKERS, WIDE, Board, Page, marks
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RUN_AT = ("gpu.power_limit_w=", "gpu.clock_mhz=")
-"""Options that differ along a line of the figure."""
-
 
 def energy_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
     """Energy and time of a sample: line, option, samples_per_s, joules, knee; empty where no limit or clock was asked for.
@@ -24,20 +21,16 @@ def energy_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
     A line is a GPU, model, batch size and options. Its knee is the point of the least energy times time.
     """
     rows = []
-    for p in predictions:
-        asked = next((text for text in p.overrides if text.startswith(RUN_AT)), "")
+    for p in predictions if any(p.run_at for p in predictions) else ():
         if p.power is not None:
-            options = [t.removeprefix("model.") for t in p.overrides if not t.startswith(RUN_AT)]
+            options = [text.removeprefix("model.") for text in p.overrides if text != p.run_at]
             line = " ".join([p.model, p.gpu, f"b{p.batch_size}", *options])
-            unit = "MHz" if asked.startswith(RUN_AT[1]) else "W"
-            value = asked.partition("=")[2] or f"{p.power.limit_w:g}"
+            unit = "MHz" if "clock" in p.run_at else "W"
+            value = p.run_at.partition("=")[2] or f"{p.power.limit_w:g}"
             joules = p.devices * p.power.joules / p.global_batch
-            rows.append((line, asked, f"{value} {unit}", p.samples_per_s, joules))
-    columns = ["line", "asked", "option", "samples_per_s", "joules"]
-    table = pd.DataFrame(rows, columns=columns)
-    if not table["asked"].any():
-        return table.iloc[:0].assign(knee=False)
-    table = table.sort_values(["line", "samples_per_s"], ignore_index=True).drop(columns="asked")
+            rows.append((line, f"{value} {unit}", p.samples_per_s, joules))
+    table = pd.DataFrame(rows, columns=["line", "option", "samples_per_s", "joules"])
+    table = table.sort_values(["line", "samples_per_s"], ignore_index=True)
     cost = table["joules"] / table["samples_per_s"]
     return table.assign(knee=cost == cost.groupby(table["line"]).transform("min"))
 
