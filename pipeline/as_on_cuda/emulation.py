@@ -55,7 +55,7 @@ def run_as_on_cuda() -> Iterator[None]:
     """While the body runs, the meta device behaves like CUDA.
 
     This covers fused dropout, attention and RMS norm, cuDNN's recurrent layers, autocast, and optimizers over lists of
-    tensors. Code inside `torch.compile` runs uncompiled, because compiled kernels are not modelled.
+    tensors. Code inside `torch.compile` runs uncompiled (`pipeline.graph.compiled_step` has compiled steps).
     """
     import torch
 

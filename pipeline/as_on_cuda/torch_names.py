@@ -8,6 +8,7 @@ Operators (`torch._foreach_add_`, `torch.ops.aten._embedding_bag`) are no privat
 from __future__ import annotations
 
 import logging
+import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -18,12 +19,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 NAMES = {
     "torch.utils._python_dispatch.TorchDispatchMode": "sees every operator: the memory of a step",
     "torch.utils._pytree.tree_leaves": "tensors in nested arguments",
     "torch.utils._pytree.tree_flatten": "the tensors of a batch in any nesting",
+    "torch.utils._pytree.tree_map": "casts of the tensors of nested arguments",
     "torch.utils._pytree.tree_unflatten": "the batch in the form in which the user gave it",
     "torch._subclasses.fake_tensor.FakeTensorMode": "steps with sparse gradients; symbolic sizes",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "which devices implement an operator",
@@ -54,7 +57,50 @@ NAMES = {
 }
 """Private names, with what each is used for."""
 
-LATER = {"torch._meta_registrations._meta_grouped_mm_common": (2, 8)}
+COMPILER = {
+    "torch._C._ensureCUDADeviceGuardSet": "lets tensors say that they are on a GPU",
+    "torch._C._select_conv_backend": "the library of a convolution",
+    "torch._C._conv_determine_backend_memory_format": "the layout of a convolution",
+    "torch._C._ConvBackend": "names of libraries of convolutions",
+    "torch._C._ExcludeDispatchKeyGuard": "an operator without autocast",
+    "torch._C._dispatch_get_all_op_names": "operators that autocast casts",
+    "torch._dynamo.device_interface.CudaInterface": "what the compiler asks a GPU",
+    "torch._dynamo.device_interface.device_interfaces": "of which devices it can ask",
+    "torch._dynamo.device_interface.get_interface_for_device": "registers the usual devices",
+    "torch._dynamo.utils.counters": "graph breaks",
+    "torch._functorch.aot_autograd.make_boxed_func": "the form of a compiled function",
+    "torch._functorch.config": "no cache of compiled functions",
+    "torch._guards.TracingContext": "strides of a forward graph's results",
+    "torch._guards.detect_fake_mode": "the mode of a graph's tensors",
+    "torch._inductor.compile_fx": "the compiler's stages",
+    "torch._inductor.config": "no caches, no threads",
+    "torch._inductor.constant_folding.ConstantFolder": "computes constants",
+    "torch._inductor.decomposition.select_decomp_table": "operators that it takes apart",
+    "torch._inductor.dependencies.MemoryDep": "what a kernel reads and writes",
+    "torch._inductor.fx_passes.joint_graph": "rewrites both passes",
+    "torch._inductor.fx_passes.pad_mm": "asks the device whether padding pays",
+    "torch._inductor.fx_passes.post_grad": "rewrites each pass",
+    "torch._inductor.fx_passes.pre_grad": "rewrites what the user wrote",
+    "torch._inductor.graph.GraphLowering": "an operator graph as loops",
+    "torch._inductor.ir": "the loops",
+    "torch._inductor.runtime.hints.DeviceProperties": "figures of the GPU that it remembers",
+    "torch._inductor.scheduler": "kernels after fusion",
+    "torch.utils._python_dispatch._disable_current_modes": "tensors that are made outside a trace",
+    "torch._inductor.scheduler.FusedMixOrderReductions": "a kernel that sums rows and columns",
+    "torch._inductor.virtualized.V": "the graph that is lowered",
+    "torch._subclasses.fake_impls.op_implementations_dict": "copies between devices",
+    "torch._subclasses.fake_tensor.FakeTensor": "a tensor without data on any device",
+}
+"""Private names of PyTorch's compiler, which change in every version: compiled steps are predicted for `COMPILER_VERSION`."""
+
+COMPILER_VERSION = (2, 13)
+
+NAMES |= COMPILER
+
+LATER = {
+    "torch._meta_registrations._meta_grouped_mm_common": (2, 8),
+    **dict.fromkeys(COMPILER, COMPILER_VERSION),
+}
 """Names that do not exist in all supported versions of PyTorch (from 2.6 on), with the first that has them."""
 
 
@@ -64,9 +110,15 @@ def _private(name: str) -> Any:
     return getattr(import_module(module), attribute, None)
 
 
+def compiler(name: str) -> Any:
+    """What has a private name, by the end of this name in `NAMES`: `compiler("compile_fx")`."""
+    full = next(each for each in NAMES if each.endswith(f".{name}"))
+    return pkgutil.resolve_name(full)
+
+
 @contextmanager
-def fake_tensor_mode(**options: Any) -> Iterator[None]:
-    """While the body runs, operators compute the shapes of CPU tensors, which have no data.
+def fake_tensor_mode(**options: Any) -> Iterator[Any]:
+    """While the body runs, operators compute the shapes of CPU tensors, which have no data. The context is their mode.
 
     If an operator fails, PyTorch also writes a hundred lines about its internals to stderr. They are not written here,
     because the exception says what failed.
@@ -76,8 +128,8 @@ def fake_tensor_mode(**options: Any) -> Iterator[None]:
     log = logging.getLogger(FakeTensorMode.__module__)
     disabled, log.disabled = log.disabled, True
     try:
-        with FakeTensorMode(**options):
-            yield
+        with FakeTensorMode(**options) as mode:
+            yield mode
     finally:
         log.disabled = disabled
 

@@ -101,8 +101,8 @@ def compiled_as_written() -> AbstractContextManager[None]:
             frame = frame.f_back
         if "site-packages" not in frame.f_code.co_filename:
             warnings.warn(
-                "torch.compile: predicted is the code as it is written; compiled code has fewer"
-                " kernels and is faster",
+                "torch.compile: predicted is the code as it is written; leave it out, and ask with"
+                " model.compile=true for the compiled step",
                 SteptimeWarning,
                 stacklevel=2,
             )

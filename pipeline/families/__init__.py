@@ -16,6 +16,7 @@ from pipeline.families import (
     bytes_moved,
     conv,
     embeddings,
+    fused,
     gemm,
     images,
     row_wise,
@@ -26,7 +27,7 @@ from pipeline.families.dims import Dims, Work
 from pipeline.families.family import Family, stated_work
 from pipeline.palette import OTHER
 
-_FILES = (gemm, conv, embeddings, row_wise, images, training, sequences, bytes_moved)
+_FILES = (gemm, conv, embeddings, row_wise, images, training, sequences, bytes_moved, fused)
 
 FAMILIES: Mapping[str, Family] = {entry.name: entry for file in _FILES for entry in file.FAMILIES}
 """Every family by name."""

@@ -42,6 +42,10 @@ FUSED_ROW = Row(
 """The row of operators that a what-if edit has fused into one kernel."""
 
 
+TRITON_ROW = Row("", (Rule("fused", "pointwise", "triton", "cuLaunchKernel", evidence="source"),))
+"""The row of kernels that PyTorch's compiler writes (`pipeline.graph.compiled_step`)."""
+
+
 def find_row(name: str) -> Row | None:
     """The row of an operator; None for nodes that only have children (autograd's), `UNKNOWN_ROW` for unknown operators."""
     row = rows().get(name)
@@ -49,6 +53,8 @@ def find_row(name: str) -> Row | None:
         return row
     if name.startswith("fused::"):
         return FUSED_ROW
+    if name.startswith("triton::"):
+        return TRITON_ROW
     if "::" not in name or name.startswith(CONTAINERS):
         return None
     return UNKNOWN_ROW

@@ -34,6 +34,7 @@ from pipeline.graph.batch_line import (
     same_at_any_batch,
 )
 from pipeline.graph.capture import capture, needs_fake_tensors
+from pipeline.graph.compiled_step import as_written, compiled
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory
@@ -46,7 +47,7 @@ from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
 from pipeline.question.options import FREE_OPTIONS, NAMED_BY
 from pipeline.question.question import Question
-from pipeline.question.settings import EditSettings
+from pipeline.question.settings import EditSettings, FrozenDict
 from pipeline.schemas import read_table, write_table
 from pipeline.user_cache import find, keep, kept, key_of, module_digest
 from pipeline.workloads.user_errors import SIZE_ERRORS
@@ -154,7 +155,8 @@ class StepStore:
         return needed_bytes(memory, question.gpu)
 
     def _memory_of(self, question: Question, batch_size: int) -> Memory:
-        """The memory need of one micro-batch in the part of the model that a question names."""
+        """The memory need of one micro-batch in the part of the model that a question names, not compiled."""
+        question = replace(question, workload=FrozenDict(as_written(question.workload)))
         if (question.workload, batch_size) not in self._memory:
             config = question.workload.plain()
             need = _memory_without_capture(config, batch_size)
@@ -219,6 +221,8 @@ def captured(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO
     def make() -> Graph:
         if edit:
             return edited(captured(config, batch_size), edit)
+        if config.get("compile"):
+            return compiled(captured(as_written(config), batch_size), config, batch_size)
         return _computed_or_captured(config, batch_size)
 
     return kept(GRAPH, _key_if_kept(config, batch_size, edit), make, read_graph, write_graph)

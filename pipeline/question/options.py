@@ -54,6 +54,7 @@ WORKLOAD_DEFAULTS: dict[str, Any] = {
     "precision": "autocast",
     "copies": "pinned",
     "read_loss": "never",
+    "compile": False,
 }
 """Options that every workload has, with the values of those that its file does not state."""
 
@@ -84,6 +85,7 @@ _WORKLOADS = {
     "read_loss": Option(
         "where the host reads the loss and waits", ("never", "before_backward", "at_end")
     ),
+    "compile": Option("true: the model is compiled by torch.compile; loss and optimizer are not"),
     "attention": Option("separate operators or one kernel", ("eager", "fused")),
     "seq_len": Option("tokens of a sequence; null: the most that the model takes", whole=True),
     "dropout": Option("share of values that dropout sets to zero", least=0, whole=False),
@@ -158,7 +160,7 @@ OPTIONS: dict[str, Option] = {
     },
     "edit.remove": Option("operators to leave out", words=(NO_EDIT,), example="aten::dropout"),
     "edit.fuse": Option(
-        "chains of operators that become one kernel; elementwise: every such chain",
+        "chains of operators that become one kernel of your own; elementwise: every such chain",
         words=(NO_EDIT, FUSE_ALL),
         example="aten::add+aten::relu",
     ),

@@ -36,6 +36,7 @@ from pipeline.question.checks import (
     refuse_new_keys,
     unknown_option,
 )
+from pipeline.question.compiled_target import with_target
 from pipeline.question.compose import (
     Completed,
     Override,
@@ -307,6 +308,7 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     methods += ranks.names(gpu) if ranks else []
     changed = {*changed_values(config, base), *(text.partition("-")[0] for text in methods)}
     model, usual_model = with_exchange(ranks, config["model"], base["model"])
+    model = with_target(model, gpu, local, ranks is not None)
     notes = [*gpu.notes, *filter(None, map(_ambiguous_gpu, overrides))]
     question = Question(
         gpu=gpu,

@@ -31,9 +31,10 @@ def test_a_seed_runs_and_runs_again(spec: Spec) -> None:
 def test_seeds_cover_every_family_that_one_device_can_run() -> None:
     elsewhere = {
         "collective",
+        "fused",
         "interaction",
         "other",
-    }  # several devices, NVIDIA's example, and what nobody models
+    }  # several devices, compiled code, NVIDIA's example, and what nobody models
     assert {spec.family for spec in SEEDS} == set(BUILDERS) == set(FAMILIES) - elsewhere
 
 

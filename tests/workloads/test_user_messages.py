@@ -173,8 +173,8 @@ def test_compiled_code_is_reported_whether_it_is_compiled_in_the_function_or_at_
 ) -> None:
     told = (
         (
-            "torch.compile: predicted is the code as it is written; compiled code has fewer kernels"
-            " and is faster"
+            "torch.compile: predicted is the code as it is written; leave it out, and ask with"
+            " model.compile=true for the compiled step"
         ),
     )
     assert captured("compiled").warnings == told

@@ -47,6 +47,21 @@ def elementwise(node: Node, rule: Rule) -> Work | None:
     )
 
 
+@size("triton")
+def triton(node: Node, rule: Rule) -> Work:
+    """A kernel that PyTorch's compiler writes: what it reads, writes and computes stands in its attributes."""
+    told = node.attributes
+    return over(
+        (told["rows"], told["width"]),
+        told["rows"] * told["width"],
+        told["read"],
+        told["written"],
+        rule.family,
+        told["op"],
+        told["dtype"],
+    )
+
+
 @size("likelihood")
 def likelihood(node: Node, rule: Rule) -> Work | None:
     """nll_loss: a label, and the sector that holds its score, for each sample (or pixel)."""

@@ -1,0 +1,352 @@
+"""A step whose forward function is compiled by `torch.compile`: a change of the captured graph, by what the compiler would launch.
+
+The compiler runs in a process of its own, because what it is told of the GPU changes PyTorch for the whole process
+(`pipeline.as_on_cuda.compiler_gpu`). In the graph of the step as it is written, its launches take the place of the operators of
+the forward function and of their backward pass. Loss, optimizer, copies and memory are those of the step as it is written.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from pipeline.as_on_cuda.emulation import create_as_on_cuda
+from pipeline.errors import InputError, SteptimeError, first_line
+from pipeline.graph.capture import module_paths
+from pipeline.graph.execution_trace import AUTOGRAD
+from pipeline.graph.graph_file import read_graph, write_graph
+from pipeline.graph.normalise import normalise, renumber
+from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Graph, Node, Tensor, write_nodes
+from pipeline.workloads import make_step
+from pipeline.workloads.user_steps import is_given
+
+if TYPE_CHECKING:
+    from pipeline.as_on_cuda.compiled_launches import Compiled
+    from pipeline.as_on_cuda.scheduled_kernels import Launch
+
+VERSION = "2.13"
+"""The version of PyTorch whose compiler is known: what it is asked has private names, which change with each."""
+
+TRITON = "triton::"
+"""Beginning of the names of fused kernels in a graph."""
+
+FORWARD, BACKWARD = "CompiledFunction", f"{AUTOGRAD}: CompiledFunctionBackward"
+"""Nodes under which a trace records the launches of compiled code."""
+
+ADDS_UP = "AccumulateGrad"
+"""Node of autograd that takes over or adds a gradient; it stays beside compiled code."""
+
+KEYS = ("compile", "compiled_for")
+"""Options of a workload that make its step a compiled one."""
+
+SHOWN_OPERATORS = 4
+"""Operators that the name of a fused kernel shows."""
+
+
+def as_written(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the same step, not compiled."""
+    plain = {key: value for key, value in config.items() if key not in KEYS}
+    return {**plain, "compile": False} if "compile" in config else plain
+
+
+def compiled(graph: Graph, config: Mapping[str, Any], batch_size: int) -> Graph:
+    """The graph of a step with its forward function compiled.
+
+    Args:
+        graph: the step as it is written.
+        config: its configuration, with the GPU for which it is compiled (`compiled_for`).
+        batch_size: samples per step.
+
+    Raises:
+        InputError: this machine, this PyTorch or this step cannot be compiled; the message says why.
+    """
+    check_machine()
+    with TemporaryDirectory(prefix="steptime-compile-") as folder:
+        found = _launches(config, batch_size, Path(folder))
+    return spliced(graph, found)
+
+
+def check_machine() -> None:
+    """Refuse machines on which the compiler cannot be asked.
+
+    Raises:
+        InputError: the system or the version of PyTorch is another one.
+    """
+    if not sys.platform.startswith("linux"):
+        raise InputError(
+            f"model.compile=true: compiled steps are predicted on Linux alone, not on"
+            f" {sys.platform}; leave it out"
+        )
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:
+        installed = "none"
+    if installed.split(".")[:2] != VERSION.split("."):
+        raise InputError(
+            f"model.compile=true: needs PyTorch {VERSION}, whose compiler is known, and here is"
+            f" {installed}: pip install 'torch=={VERSION}.*', or leave it out"
+        )
+
+
+def _launches(config: Mapping[str, Any], batch_size: int, folder: Path) -> Graph:
+    """What the compiler would launch, from a process of its own: the launches of a forward pass, then of its backward pass."""
+    if is_given(config):  # the object is in this process alone
+        process = multiprocessing.get_context("fork").Process(
+            target=_write, args=(config, batch_size, folder)
+        )
+        process.start()
+        process.join()
+        code = process.exitcode
+    else:
+        text = json.dumps({"config": dict(config), "batch_size": batch_size})
+        (folder / "step.json").write_text(text, encoding="utf-8")
+        command = [sys.executable, "-m", "pipeline.graph.compiled_step", str(folder)]
+        code = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False
+        ).returncode
+    error, made = folder / "error.txt", folder / "graph.parquet"
+    if error.exists():
+        raise InputError(error.read_text(encoding="utf-8"))
+    if not made.exists():
+        raise SteptimeError(
+            f"model.compile=true: the process of the compiler ended with code {code}; is there"
+            " enough memory?"
+        )
+    return read_graph(made)
+
+
+def _write(config: Mapping[str, Any], batch_size: int, folder: Path) -> None:
+    """Write what the compiler would launch, or why it cannot compile the step."""
+    try:
+        with redirect_stdout(sys.stderr):
+            graph = traced(config, batch_size)
+        write_graph(graph, folder / "graph.parquet")
+    except SteptimeError as error:
+        (folder / "error.txt").write_text(str(error), encoding="utf-8")
+    except Exception as error:
+        (folder / "error.txt").write_text(explained(error), encoding="utf-8")
+
+
+def explained(error: BaseException) -> str:
+    """One line about a step that the compiler refuses, with the operator where its message names one."""
+    text, lines = first_line(error), str(error).splitlines()
+    targets = [line.strip() for line in lines if line.strip().startswith("target:")]
+    operator = f" ({targets[0].removeprefix('target:').strip()})" if targets else ""
+    return (
+        f"model.compile=true: PyTorch's compiler cannot compile the step{operator}:"
+        f" {type(error).__name__}: {text}; leave it out"
+    )
+
+
+def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
+    """What the compiler would launch for a step, in this process, which is changed by it."""
+    import logging
+
+    import torch
+
+    from pipeline.as_on_cuda.compiled_launches import Compiled, compiling, quiet_compiler
+    from pipeline.as_on_cuda.compiler_gpu import Target
+    from pipeline.as_on_cuda.host_autocast import cast_as_on_cuda, cuda_means_host
+    from pipeline.as_on_cuda.mixed_precision import DTYPES
+    from pipeline.as_on_cuda.one_gpu import one_gpu
+    from pipeline.as_on_cuda.torch_names import compiler, fake_tensor_mode
+    from pipeline.as_on_cuda.traced_functions import fused_attention_of, leave_data, without_data
+
+    target, found = Target.of(str(config["compiled_for"])), Compiled()
+    plain = {**as_written(config), "read_loss": "never", "accumulation": 1}
+    with create_as_on_cuda(), ExitStack() as stack:
+        if config.get("architecture") == "custom":
+            stack.enter_context(one_gpu("meta"))
+        step = make_step(plain, batch_size // int(config.get("accumulation") or 1), "meta")
+    if step.procedure is not None:
+        raise InputError(
+            "model.compile=true: the step has a procedure of its own, which is not compiled;"
+            " leave it out"
+        )
+    if step.in_kernel:
+        raise InputError(
+            "model.compile=true: lookups that update their tables in the backward pass are not"
+            " compiled; take model.embedding=dense, or leave it out"
+        )
+    paths = {path.partition(".")[2]: path for path in module_paths(step.modules).values()}
+    logging.getLogger("torch._inductor").setLevel(logging.ERROR)
+    cast_as_on_cuda()
+    with (
+        fake_tensor_mode(allow_non_fake_inputs=True) as mode,
+        quiet_compiler(),
+        fused_attention_of(target, None if step.pure else DTYPES.get(step.dtype)),
+        cuda_means_host(),
+    ):
+        leave_data(step.modules, mode)
+        step.pool = [tuple(without_data(each, mode) for each in step.pool[0])]
+        step.device, step.optimizers = "cpu", []
+        step.forward = torch.compile(step.forward, backend=compiling(target, found))
+        step.run(0)
+    parts = sum(phase == "forward" for phase, _ in found.graphs)
+    breaks = max(parts - 1, min(1, len(compiler("counters")["graph_break"])))
+    return described(found, paths, config, breaks)
+
+
+def described(
+    found: Compiled, paths: Mapping[str, str], config: Mapping[str, Any], breaks: int
+) -> Graph:
+    """Launches as a graph: one node for each pass, with the launches inside.
+
+    Args:
+        found: what the compiler would launch.
+        paths: of modules, by the names of their attributes alone.
+        config: the configuration of the step.
+        breaks: how often the compiler could not follow the code.
+    """
+    nodes: list[Node] = []
+    for phase, name in (("forward", FORWARD), ("backward", BACKWARD)):
+        launches = [each for each in found.launches if each.phase == phase]
+        if not launches:
+            continue
+        thread = BACKWARD_THREAD if phase == "backward" else FORWARD_THREAD
+        holder = Node(len(nodes), name, None, len(nodes), thread, phase)
+        nodes.append(holder)
+        for each in launches:
+            node = _node(each, paths)
+            at = len(nodes)
+            nodes.append(
+                replace(node, node_id=at, order=at, parent_id=holder.node_id, thread=thread)
+            )
+    said = []
+    if breaks:
+        said.append(
+            f"model.compile: {breaks} graph break{'s' * (breaks > 1)}: the compiler cannot follow"
+            " the whole forward function (TORCH_LOGS=graph_breaks names the lines); the code"
+            " between the compiled parts is not counted"
+        )
+    return Graph(
+        write_nodes(normalise(nodes, config)),
+        warnings=tuple(said),
+        computed={"graph_breaks": str(breaks)},
+    )
+
+
+def _node(launch: Launch, paths: Mapping[str, str]) -> Node:
+    """A launch as an operator of a graph."""
+    module = next(filter(None, (_path(name, paths) for name in launch.module)), None)
+    if launch.inputs is None:
+        names = launch.name.split("+")
+        more = ["..."] * (len(names) > SHOWN_OPERATORS)
+        name = TRITON + "_".join([*names[:SHOWN_OPERATORS], *more])
+        attributes = {
+            "read": launch.read,
+            "written": launch.written,
+            "rows": launch.rows,
+            "width": launch.width,
+            "op": launch.op,
+            "dtype": _dtype(launch.dtype),
+        }
+        return Node(0, name, phase=launch.phase, attributes=attributes, module=module)
+    inputs, values = zip(*map(_argument, launch.inputs), strict=True) if launch.inputs else ((), ())
+    outputs = tuple(each for each, _ in map(_argument, launch.outputs) if each is not None)
+    name = "aten::randint" if launch.name == "aten::low_out" else launch.name
+    return Node(
+        0,
+        name,
+        phase=launch.phase,
+        inputs=inputs,
+        values=values,
+        outputs=outputs,
+        module=module,
+    )
+
+
+def _argument(value: Any) -> tuple[Any, Any]:
+    """An argument of an operator as a tensor of the graph, a list of them, or a plain value."""
+    if hasattr(value, "untyped_storage"):
+        strides = tuple(map(int, value.stride()))
+        return Tensor(tuple(map(int, value.shape)), _dtype(value.dtype), strides), None
+    if isinstance(value, list | tuple):
+        if value and all(hasattr(each, "untyped_storage") for each in value):
+            return tuple(_argument(each)[0] for each in value), None
+        return None, list(value)
+    return None, value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def _dtype(dtype: Any) -> str:
+    short = {"float": "fp", "bfloat": "bf", "complex": "complex"}
+    name = str(dtype).removeprefix("torch.")
+    kind = name.rstrip("0123456789")
+    return short.get(kind, kind) + name[len(kind) :]
+
+
+def _path(name: str, paths: Mapping[str, str]) -> str | None:
+    """The path of a module by the compiler's name of it, such as `L['model'].layer1.0.conv1`."""
+    parts = name.replace("]", "").replace("[", ".").replace("'", "").split(".")
+    parts = [part for part in parts if part not in ("_modules", "self")]
+    for first in range(1, len(parts) + 1):
+        if (path := paths.get(".".join(parts[first:]))) is not None:
+            return path
+    return None
+
+
+def spliced(graph: Graph, launches: Graph) -> Graph:
+    """A step's graph with launches of compiled code in place of its forward function and of that function's backward pass.
+
+    With gradients of several parts of a batch, each part runs the same launches.
+    """
+    nodes, inside = graph.nodes(), launches.nodes()
+    of_phase = {phase: [n for n in inside if n.phase == phase] for phase in ("forward", "backward")}
+    replaced = {node.node_id: node.phase for node in nodes if _is_compiled(node)}
+    kept: list[Node] = []
+    gone: set[int] = set()
+    last, fresh = "", 1 + max((node.node_id for node in nodes), default=0)
+    for node in nodes:
+        if node.node_id in replaced:
+            gone.add(node.node_id)
+            if node.phase != last:
+                moved = [_shifted(each, fresh) for each in of_phase[node.phase]]
+                kept, fresh, last = [*kept, *moved], fresh + len(inside), node.phase
+        elif node.parent_id in gone:
+            gone.add(node.node_id)
+        else:
+            kept.append(node)
+    counts = Counter(node.name.startswith(TRITON) for node in inside if node.parent_id is not None)
+    breaks = launches.computed["graph_breaks"]
+    said = (
+        f"{counts[True]} Triton kernels and {counts[False]} library calls of forward and backward"
+        f" pass, {breaks} graph breaks"
+    )
+    return replace(
+        graph,
+        table=write_nodes(renumber(kept)),
+        warnings=(
+            *graph.warnings,
+            *launches.warnings,
+            "model.compile: the memory is that of the step that is not compiled",
+        ),
+        computed={**graph.computed, "compiled": said},
+    )
+
+
+def _is_compiled(node: Node) -> bool:
+    """Whether an outermost operator belongs to the forward function or to its backward pass."""
+    if node.parent_id is not None:
+        return False
+    of_function = node.phase == "backward" and node.module != "loss" and ADDS_UP not in node.name
+    return node.phase == "forward" or of_function
+
+
+def _shifted(node: Node, by: int) -> Node:
+    parent = None if node.parent_id is None else node.parent_id + by
+    return replace(node, node_id=node.node_id + by, parent_id=parent)
+
+
+if __name__ == "__main__":
+    given = json.loads(Path(sys.argv[1], "step.json").read_text(encoding="utf-8"))
+    _write(given["config"], given["batch_size"], Path(sys.argv[1]))

@@ -1,0 +1,156 @@
+"""Runs small functions through PyTorch's compiler for a GPU in a process of its own, and prints what it found as JSON.
+
+The functions and their bytes are those that PyTorch's own tests pin on a GPU (test/inductor/test_perf.py, 2.13), in elements of
+fp32.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pipeline.as_on_cuda.compiled_launches import Compiled, compiling, quiet_compiler
+from pipeline.as_on_cuda.compiler_gpu import Target
+from pipeline.as_on_cuda.torch_names import compiler, fake_tensor_mode
+from tests.graph.encoder_layer import Encoder
+
+aten = torch.ops.aten
+TEN, SQUARE, CUBE = (10,), (10, 10), (10, 10, 10)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function, the shapes of its arguments (a number: so many indices below ten), and the elements that it moves."""
+
+    elements: int
+    function: Callable[..., Any]
+    shapes: tuple[Any, ...]
+    trains: bool = False
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def mm_of_cos(x: Tensor) -> Tensor:
+    """Work before and after a product."""
+    x = x.cos()
+    return torch.mm(x, x).cos()
+
+
+def chain_of_norms(a: Tensor) -> Tensor:
+    """Reductions that follow each other."""
+    for _ in range(3):
+        a = a * a.sum(dim=1, keepdim=True)
+    return a
+
+
+def mutation(a: Tensor, b: Tensor, c: Tensor) -> None:
+    """Two arguments that change in place."""
+    a0 = a.add(c)
+    b0 = b.add(a0)
+    b.copy_(b0)
+    a.copy_(a0)
+
+
+def choice_of_cos(a: Tensor) -> Tensor:
+    """A value that a product and an addition read."""
+    c = a.cos()
+    return torch.mm(c, c) + c.cos()
+
+
+def choice_of_sum(a: Tensor) -> Tensor:
+    """A value that a product and a reduction read."""
+    c = a.cos()
+    return torch.mm(c, c) + c.sum(dim=1)
+
+
+CASES = (
+    Case(20, lambda x: x.cos(), (TEN,)),
+    Case(210, lambda x, y: x + y, (SQUARE, TEN)),
+    Case(200, lambda x: x + x.t(), (SQUARE,)),
+    Case(50, lambda a, b, c: (a.cos(), b.sin() + c.sin()), (TEN,) * 3),
+    Case(110, lambda x: x.sum(dim=1), (SQUARE,)),
+    Case(110, lambda x: x.sum(dim=0), (SQUARE,)),
+    Case(200, lambda x: torch.mm(x, x), (SQUARE,)),
+    Case(300, torch.mm, (SQUARE,) * 2),
+    Case(600, mm_of_cos, (SQUARE,)),
+    Case(600, lambda x: torch.mm(x.cos(), x.sin()), (SQUARE,)),
+    Case(40, lambda a, b: torch.cat([a.sin(), b.sin()]), (TEN,) * 2),
+    Case(30, lambda a: torch.cat([a.cos(), a.sin()]), (TEN,)),
+    Case(400, lambda a, b: torch.cat([torch.mm(a, a), b.sin()]), (SQUARE,) * 2),
+    Case(600, lambda a, b, c: torch.cat((a + 1, b + 2, c + 3)) + 10, (SQUARE,) * 3),
+    Case(2600, lambda a, b: torch.cat([a.sum(dim=0), b.sum(dim=0)]) + 10, (CUBE,) * 2),
+    Case(30, lambda a, b: a[b], (TEN, 10)),
+    Case(210, lambda a: (a.sum(dim=1), a.cos()), (SQUARE,)),
+    Case(120, lambda a: (a.sum(dim=1), a.amax(dim=1)), (SQUARE,)),
+    Case(120, lambda a, b: b.cos() + a.sum(dim=1), (SQUARE, TEN)),
+    Case(120, lambda a, b: b.cos() + a.sum(dim=0), (SQUARE, TEN)),
+    Case(210, lambda a, b: a.sum(dim=1, keepdim=True) * b.cos(), (SQUARE, TEN)),
+    Case(110, lambda a: a.cos().sum(dim=1).cos(), (SQUARE,)),
+    Case(200, chain_of_norms, (SQUARE,)),
+    Case(200, lambda a: torch.softmax(a, dim=1), (SQUARE,)),
+    Case(220, lambda x, w, b: F.layer_norm(x, (10,), w, b), (SQUARE, TEN, TEN)),
+    Case(200, lambda x: torch.softmax(torch.softmax(x, dim=1), dim=1), (SQUARE,)),
+    Case(300, lambda g, o: aten._softmax_backward_data(g, o, 1, torch.float32), (SQUARE,) * 2),
+    Case(90, lambda a, b: ((a - b) ** 2).sum(dim=-1).amax(dim=1), ((10, 1, 4), (1, 10, 4))),
+    Case(320, lambda a, b: a[b].cos(), (SQUARE, 20)),
+    Case(140, lambda a, b: a[b].cos().sum(dim=1), (SQUARE, 20)),
+    Case(500, mutation, (SQUARE,) * 3),
+    Case(
+        700,
+        choice_of_cos,
+        (SQUARE,),
+        config={"pattern_matcher": False, "realize_acc_reads_threshold": None},
+    ),
+    Case(620, choice_of_sum, (SQUARE,), config={"pattern_matcher": False}),
+    Case(300, lambda a, b: a + b.t(), (SQUARE,) * 2),
+    Case(4000, lambda a, b, c: a + b.permute(1, 2, 0) + c.permute(2, 0, 1), (CUBE,) * 3),
+    Case(50, lambda x: x.cos().cos().cos(), (TEN,), True),
+    Case(90, lambda a, b, c, d: (a + b + c + d).cos().cos(), (TEN,) * 4, True),
+    Case(450, lambda x: (x < 0) * x, ((100,),), True),
+)
+
+
+def compiled(function: Callable[..., Any], arguments: list[Tensor], target: Target) -> Compiled:
+    """What the compiler would launch for a function, and for its gradient if an argument has one."""
+    torch.compiler.reset()
+    found = Compiled()
+    result = torch.compile(function, backend=compiling(target, found))(*arguments)
+    if any(each.requires_grad for each in arguments):
+        result.mean().backward()
+    return found
+
+
+def argument(shape: Any, trains: bool) -> Tensor:
+    """Numbers of a shape, or so many indices below ten."""
+    if isinstance(shape, int):
+        return torch.randint(10, (shape,), dtype=torch.int32)
+    return torch.randn(shape, requires_grad=trains)
+
+
+def main() -> None:
+    """Print the elements of each case, and the launches of the encoder."""
+    logging.getLogger("torch._inductor").setLevel(logging.ERROR)
+    a100, moved = Target(8.0, 108), []
+    with quiet_compiler(), fake_tensor_mode(allow_non_fake_inputs=True):
+        for case in CASES:
+            arguments = [argument(shape, case.trains) for shape in case.shapes]
+            with compiler("_inductor.config").patch(case.config):
+                found = compiled(case.function, arguments, a100)
+            own = sum(each.read + each.written for each in found.launches)
+            calls = sum(each.inputs is not None for each in found.launches)
+            moved.append((sum(size for _, size in found.graphs) / 4, own / 4, calls))
+        layer = compiled(Encoder(), [torch.randn(4, 4, 4), torch.randn(4, 4, 4)], a100)
+    fused = sum(each.inputs is None for each in layer.launches)
+    encoder = [fused, len(layer.launches) - fused]
+    json.dump({"moved": moved, "encoder": encoder}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Compiled steps: what PyTorch's compiler would launch, and the step's graph with it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.answers.predict import predict
+from pipeline.errors import ConfigError, InputError
+from pipeline.graph import compiled_step
+from pipeline.graph.compiled_step import as_written, check_machine, explained, spliced
+from pipeline.graph.device_calls import map_calls
+from pipeline.graph.step_store import StepStore
+from pipeline.graph.table import Graph, Memory, Node, Tensor, write_nodes
+from pipeline.question.question import ask
+from tests.graph.compiler_cases import CASES
+
+X = Tensor((64, 32), "fp32", (32, 1))
+HOLDER = "autograd::engine::evaluate_function: "
+
+
+def node(number: int, name: str, phase: str, parent: int | None = None, **more) -> Node:
+    thread = int(phase == "backward")
+    return Node(number, name, parent, number, thread, phase, is_top_level=parent is None, **more)
+
+
+def written(parts: int = 1) -> Graph:
+    """A step of two operators and a loss, each with its backward pass, for each part of a batch."""
+    nodes: list[Node] = []
+
+    def add(name: str, phase: str, module: str | None = None, inside: bool = True) -> None:
+        at = len(nodes)
+        nodes.append(node(at, name, phase, module=module))
+        if inside:
+            nodes.append(node(at + 1, "aten::mul", phase, at, inputs=(X, X), outputs=(X,)))
+
+    for _ in range(parts):
+        add("aten::linear", "forward", "Net")
+        add("aten::relu", "forward", "Net")
+        add("aten::mse_loss", "loss", "loss")
+        add(f"{HOLDER}MseLossBackward0", "backward", "loss")
+        add(f"{HOLDER}ReluBackward0", "backward", "Net")
+        add(f"{HOLDER}torch::autograd::AccumulateGrad", "backward", "Net", inside=False)
+    add("aten::_foreach_add_", "optimizer", "optimizer")
+    return Graph(write_nodes(nodes), Memory(peak=8))
+
+
+def launched() -> Graph:
+    """The launches of a compiled function: a product and a fused kernel, and a fused kernel in its backward pass."""
+    moved = {"read": 8192, "written": 4096, "rows": 1024, "width": 1, "op": "pointwise"}
+    fused = {"attributes": {**moved, "dtype": "fp32"}, "module": "Net"}
+    nodes = [
+        node(0, compiled_step.FORWARD, "forward"),
+        node(1, "aten::mm", "forward", 0, inputs=(X, X), outputs=(X,)),
+        node(2, "triton::relu", "forward", 0, **fused),
+        node(3, compiled_step.BACKWARD, "backward"),
+        node(4, "triton::mul", "backward", 3, **fused),
+    ]
+    return Graph(write_nodes(nodes), computed={"graph_breaks": "0"})
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_launches_take_the_place_of_the_forward_function_and_of_its_gradient(parts: int) -> None:
+    graph = spliced(written(parts), launched())
+    top = [each.name.removeprefix(HOLDER) for each in graph.nodes() if each.parent_id is None]
+    of_part = (
+        "CompiledFunction",
+        "aten::mse_loss",
+        "MseLossBackward0",
+        "CompiledFunctionBackward",
+        "torch::autograd::AccumulateGrad",
+    )
+    assert top == [*of_part * parts, "aten::_foreach_add_"]
+    calls = map_calls(graph)
+    assert (calls["family"] == "fused").sum() == 2 * parts
+    assert graph.memory == Memory(peak=8)
+    assert any("memory" in text for text in graph.warnings)
+
+
+def test_a_fused_kernel_moves_the_bytes_that_the_compiler_counts() -> None:
+    calls = map_calls(spliced(written(), launched()))
+    fused = calls[calls["family"] == "fused"].iloc[0]
+    assert (fused["bytes_read"], fused["bytes_written"], fused["op"]) == (8192, 4096, "pointwise")
+    assert fused["api"] == "cuLaunchKernel"
+
+
+def test_launches_move_the_bytes_that_pytorchs_tests_pin_on_a_gpu() -> None:
+    """In a process of its own: the compiler is told of a GPU that this machine does not have."""
+    command = [sys.executable, "-m", "tests.graph.compiler_cases"]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert [by_compiler for by_compiler, *_ in found["moved"]] == [case.elements for case in CASES]
+    for case, (_, own, calls) in zip(CASES, found["moved"], strict=True):
+        again = 100 * (20 in case.shapes)  # 20 lookups in 10 rows read some of them twice
+        assert calls or own == case.elements + again  # those of a library's call are in its shapes
+    assert found["encoder"] == [12, 7]  # Triton kernels and library calls in code for a real GPU
+
+
+def test_a_given_module_is_compiled_and_its_loss_is_not() -> None:
+    net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 10))
+    batch = torch.rand(64, 256), torch.randint(10, (64,))
+    options = {"model": net, "batch": batch, "loss": nn.CrossEntropyLoss()}
+    eager = predict("A100", **options)
+    compiled = predict("A100", model__compile=True, **options)
+    assert "0 graph breaks" in compiled.asked["compiled"]
+    calls = compiled.calls[compiled.calls["family"].notna()]
+    assert {"Sequential.2", "Sequential.0"} <= set(calls["module"].dropna())
+    assert len(calls) < len(eager.calls[eager.calls["family"].notna()])
+    assert "loss" in set(calls["phase"]) and "fused" in set(calls["family"])
+    assert compiled.memory_bytes == eager.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["gpu=P100"], "Triton needs compute capability 7.0"),
+        (["gpu=MI300X"], "NVIDIA"),
+        (["gpu=A100", "devices=2"], "on one GPU"),
+        (["gpu=local"], "gpu=local measures"),
+    ],
+)
+def test_a_step_that_is_not_compiled_is_refused_in_one_line(overrides: list[str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        ask([*overrides, "model=resnet50", "model.compile=true"])
+
+
+def test_lookups_that_update_their_tables_are_refused() -> None:
+    question = ask(["gpu=V100", "model=dlrm_small", "model.embedding=fused", "model.compile=true"])
+    with pytest.raises(InputError, match="update their tables"):
+        StepStore().graph(question)
+
+
+def test_another_version_of_pytorch_and_another_system_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr(compiled_step, "version", lambda _: "2.12.1+cpu")
+    with pytest.raises(InputError, match=r"needs PyTorch 2\.13"):
+        check_machine()
+    monkeypatch.setattr(compiled_step.sys, "platform", "darwin")
+    with pytest.raises(InputError, match="on Linux alone"):
+        check_machine()
+
+
+def test_the_operator_is_named_that_the_compiler_cannot_lower() -> None:
+    error = RuntimeError("no lowering\n  target: aten.frobnicate.default\n  args[0]: x")
+    assert "(aten.frobnicate.default): RuntimeError: no lowering" in explained(error)
+
+
+def test_graphs_of_gpus_differ_and_the_memory_is_that_of_the_step_as_written() -> None:
+    one, other = (
+        ask([f"gpu={gpu}", "model=resnet50", "model.compile=true"]) for gpu in ("V100", "A100")
+    )
+    assert one.workload != other.workload and one.variant == other.variant == "compile-True"
+    plain = ask(["gpu=V100", "model=resnet50"]).workload
+    assert as_written(one.workload) == as_written(other.workload) == dict(plain)
+    assert replace(one, workload=plain).workload == plain
