@@ -156,7 +156,8 @@ class StepStore:
 
     def _memory_of(self, question: Question, batch_size: int) -> Memory:
         """The memory need of one micro-batch in the part of the model that a question names, not compiled."""
-        question = replace(question, workload=FrozenDict(as_written(question.workload)))
+        if question.workload.get("compile"):
+            question = replace(question, workload=FrozenDict(as_written(question.workload)))
         if (question.workload, batch_size) not in self._memory:
             config = question.workload.plain()
             need = _memory_without_capture(config, batch_size)
