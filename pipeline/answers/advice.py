@@ -10,7 +10,7 @@ source of error has the same random numbers in both predictions. An error that b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,15 @@ import pandas as pd
 from pipeline import plotter
 from pipeline.answers.difference import Change
 from pipeline.answers.engine import Answer, engine, in_order
-from pipeline.answers.step_changes import CANDIDATES, SAME, Candidate, applies, changed, command
+from pipeline.answers.step_changes import (
+    CANDIDATES,
+    COMPILED,
+    SAME,
+    Candidate,
+    applies,
+    changed,
+    command,
+)
 from pipeline.answers.step_errors import interval
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
@@ -259,7 +267,11 @@ def take_best_first(
 
 
 def advise(
-    gpu: str = "V100", model: Any = USUAL_MODEL, same_results: bool = False, **overrides: Any
+    gpu: str = "V100",
+    model: Any = USUAL_MODEL,
+    same_results: bool = False,
+    compiled: bool = False,
+    **overrides: Any,
 ) -> Advice:
     """What would make one training step faster.
 
@@ -267,19 +279,21 @@ def advise(
         gpu: name or alias of a GPU.
         model: name of a workload, `custom` too; or your own model as for `predict`.
         same_results: leave out what changes the results of the step by more than rounding.
+        compiled: also try `torch.compile`, on top of all others: up to a minute of CPU time; no kernels of your own are tried.
         overrides: any other override, as for `predict`.
 
     Raises:
         InputError: a name or value does not exist, or the overrides describe several points.
     """
     with questions_about(gpu, model, overrides) as questions:
-        return advice_for(only(questions), same_results)
+        return advice_for(only(questions), same_results, compiled=compiled)
 
 
 def advice_for(
     asked: Question,
     same_results: bool = False,
     predicting: Predict | None = None,
+    compiled: bool = False,
 ) -> Advice:
     """What would make the step of a question faster.
 
@@ -287,6 +301,7 @@ def advice_for(
         asked: the question.
         same_results: leave out what changes the results of the step by more than rounding.
         predicting: answers questions with their draws; by default an `Engine`. A command wraps it to show progress.
+        compiled: as for `advise`.
 
     Raises:
         ConfigError: the point is measured on this machine.
@@ -313,7 +328,13 @@ def advice_for(
         return predictions
 
     wanted = [each for each in CANDIDATES if not same_results or each.changes == SAME]
+    if compiled:  # edits name operators, which a compiled step does not have
+        wanted = [each for each in wanted if not each.key.startswith("edit.")]
     lines, after, alone = take_best_first(before, asked, wanted, predicted, changed, command)
+    if compiled:
+        at = _with_lines(asked, wanted, lines)
+        more, after, last = take_best_first(after, at, [COMPILED], predicted, changed, command)
+        lines, alone = lines + [replace(line, alone=None) for line in more], alone | last
     taken = dict(line.change.split("=", 1) for line in lines)
     refused = [
         Refused(each.text, gain, _why(each, gain, taken))
@@ -324,6 +345,16 @@ def advice_for(
         Refused(each.text, None, reason) for each, reason in failed.items() if each not in alone
     ]
     return Advice(before, tuple(lines), after, tuple(refused), _notes(before, lines))
+
+
+def _with_lines(
+    asked: Question, candidates: Sequence[Candidate], lines: Sequence[Line]
+) -> Question:
+    """The question with the changes of all lines."""
+    by_text = {each.text: each for each in candidates}
+    for line in lines:
+        asked = changed(asked, by_text[line.change])
+    return asked
 
 
 def _why(candidate: Candidate, gain: Gain, taken: Mapping[str, str]) -> str:

@@ -179,6 +179,10 @@ CANDIDATES = (
 """All that can be advised; what keeps the results comes first."""
 
 
+COMPILED = Candidate("model.compile", "true", ("false",), "torch.compile(model)")
+"""Tried on request, once, on top of all others: PyTorch's compiler takes up to a minute for each step that is new."""
+
+
 def applies(candidate: Candidate, at: Question) -> bool:
     """Whether a point has the option, with a value that the candidate improves on a GPU that supports it."""
     if candidate.key.startswith("edit."):

@@ -33,10 +33,15 @@ def cast_as_on_cuda() -> Any:
         here, there = has_kernel(schema, ON_HOST), has_kernel(schema, ON_CUDA)
         if there and (rule := _rule(name.partition(".")[0], here)):
             library.impl(name, _casting(name, rule), ON_HOST, allow_override=True)
-        elif here and not there:
+        elif here and not there and not _is_lowered_inside(name):
             fallthrough = torch.library.fallthrough_kernel
             library.impl(name, fallthrough, ON_HOST, allow_override=True)
     return library
+
+
+def _is_lowered_inside(name: str) -> bool:
+    """Whether CUDA has no rule for an overload (`conv2d.padding`) because it casts what this calls."""
+    return name.partition(".")[0] in LOWER_NAMES.split()
 
 
 def _rule(name: str, here: bool) -> Callable[[list[Tensor]], torch.dtype] | None:

@@ -85,7 +85,7 @@ def _kind(node: Any, inside: Sequence[Any]) -> str:
     if not node.is_reduction():
         return "pointwise"
     if isinstance(node, compiler("FusedMixOrderReductions")):
-        return "columns"
+        return "both"
     data = [getattr(part.node, "data", None) for part in inside]
     hints = {str(getattr(each, "reduction_hint", "")).rpartition(".")[2] for each in data}
     return "columns" if {"OUTER", "OUTER_TINY"} & hints else "reduction"

@@ -55,6 +55,9 @@ def advise(
         bool,
         typer.Option("--same-results", help="leave out what changes results by more than rounding"),
     ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="also try torch.compile: a minute of CPU time")
+    ] = False,
     everything: Annotated[bool, typer.Option("--all", help="also list what does not help")] = False,
     plot: Plot = None,
     as_json: Json = False,
@@ -64,6 +67,8 @@ def advise(
     given, results = split_results(overrides)
     check_file(plot, "--plot")
     if trace is not None:
+        if compiled:
+            raise InputError("--compiled: a trace has no model to compile; name a workload")
         named = [override for point in parse_grid(given) for override in point]
         if len(named) > 1 or any(override.key != "gpu" for override in named):
             raise InputError(
@@ -75,7 +80,7 @@ def advise(
                 trace, gpu="".join(str(override.value) for override in named)
             ).advise(same_results)
     else:
-        advice = _of_question(ask(given), same_results, results)
+        advice = _of_question(ask(given), same_results, compiled, results)
     if plot is not None:
         save_as(draw_advice(advice), plot)
     if not printed(as_json, as_csv, advice.as_dict(), advice.table().to_dict("records")):
@@ -238,13 +243,15 @@ def show_difference(difference: Difference) -> None:
         screen.print(Text(note, style="dim"))
 
 
-def _of_question(asked: Question, same_results: bool, results: dict[str, Any]) -> Advice:
+def _of_question(
+    asked: Question, same_results: bool, compiled: bool, results: dict[str, Any]
+) -> Advice:
     answering = engine(**results)
 
     def predicting(questions: Sequence[Question]) -> Iterable[Answer]:
         return progress(answering.predict(questions), len(questions), "predicting changes")
 
-    return advice_for(asked, same_results, predicting)
+    return advice_for(asked, same_results, predicting, compiled)
 
 
 def show_advice(advice: Advice, everything: bool) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.as_on_cuda.emulation import create_as_on_cuda
 from pipeline.errors import InputError, SteptimeError, first_line
 from pipeline.graph.capture import module_paths
+from pipeline.graph.device_calls import PRODUCTS, map_calls
 from pipeline.graph.execution_trace import AUTOGRAD
 from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.normalise import normalise, renumber
@@ -49,6 +52,9 @@ ADDS_UP = "AccumulateGrad"
 KEYS = ("compile", "compiled_for")
 """Options of a workload that make its step a compiled one."""
 
+MOST_LOST = 0.1
+"""Largest share of a step's arithmetic that may be between compiled parts, where it is not counted."""
+
 SHOWN_OPERATORS = 4
 """Operators that the name of a fused kernel shows."""
 
@@ -72,7 +78,7 @@ def compiled(graph: Graph, config: Mapping[str, Any], batch_size: int) -> Graph:
     """
     check_machine()
     with TemporaryDirectory(prefix="steptime-compile-") as folder:
-        found = _launches(config, batch_size, Path(folder))
+        found = launches_of(config, batch_size, Path(folder))
     return spliced(graph, found)
 
 
@@ -98,7 +104,7 @@ def check_machine() -> None:
         )
 
 
-def _launches(config: Mapping[str, Any], batch_size: int, folder: Path) -> Graph:
+def launches_of(config: Mapping[str, Any], batch_size: int, folder: Path) -> Graph:
     """What the compiler would launch, from a process of its own: the launches of a forward pass, then of its backward pass."""
     if is_given(config):  # the object is in this process alone
         process = multiprocessing.get_context("fork").Process(
@@ -112,7 +118,11 @@ def _launches(config: Mapping[str, Any], batch_size: int, folder: Path) -> Graph
         (folder / "step.json").write_text(text, encoding="utf-8")
         command = [sys.executable, "-m", "pipeline.graph.compiled_step", str(folder)]
         code = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            check=False,
         ).returncode
     error, made = folder / "error.txt", folder / "graph.parquet"
     if error.exists():
@@ -126,7 +136,8 @@ def _launches(config: Mapping[str, Any], batch_size: int, folder: Path) -> Graph
 
 
 def _write(config: Mapping[str, Any], batch_size: int, folder: Path) -> None:
-    """Write what the compiler would launch, or why it cannot compile the step."""
+    """Write what the compiler would launch, or why it cannot compile the step. Its own files go into the folder."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     try:
         with redirect_stdout(sys.stderr):
             graph = traced(config, batch_size)
@@ -140,6 +151,10 @@ def _write(config: Mapping[str, Any], batch_size: int, folder: Path) -> None:
 def explained(error: BaseException) -> str:
     """One line about a step that the compiler refuses, with the operator where its message names one."""
     text, lines = first_line(error), str(error).splitlines()
+    if text.endswith("raised:") and len(lines) > 1:
+        text = lines[1]
+    if inner := re.search(r"got (\w+\(.+\))$", str(error), re.MULTILINE):
+        text = inner[1]
     targets = [line.strip() for line in lines if line.strip().startswith("target:")]
     operator = f" ({targets[0].removeprefix('target:').strip()})" if targets else ""
     return (
@@ -179,7 +194,8 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
             " compiled; take model.embedding=dense, or leave it out"
         )
     paths = {path.partition(".")[2]: path for path in module_paths(step.modules).values()}
-    logging.getLogger("torch._inductor").setLevel(logging.ERROR)
+    for part in ("_inductor", "_dynamo"):
+        logging.getLogger(f"torch.{part}").setLevel(logging.ERROR)
     cast_as_on_cuda()
     with (
         fake_tensor_mode(allow_non_fake_inputs=True) as mode,
@@ -299,6 +315,9 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
     """A step's graph with launches of compiled code in place of its forward function and of that function's backward pass.
 
     With gradients of several parts of a batch, each part runs the same launches.
+
+    Raises:
+        InputError: much of the step is between the parts that the compiler can follow.
     """
     nodes, inside = graph.nodes(), launches.nodes()
     of_phase = {phase: [n for n in inside if n.phase == phase] for phase in ("forward", "backward")}
@@ -320,11 +339,16 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
     breaks = launches.computed["graph_breaks"]
     said = (
         f"{counts[True]} Triton kernels and {counts[False]} library calls of forward and backward"
-        f" pass, {breaks} graph breaks"
+        f" pass, {breaks} graph break{'s' * (breaks != '1')}"
     )
+    step = replace(graph, table=write_nodes(renumber(kept)))
+    if breaks != "0" and (lost := 1 - _arithmetic(step) / max(_arithmetic(graph), 1.0)) > MOST_LOST:
+        raise InputError(
+            f"model.compile=true: the compiler cannot follow the whole forward function, and"
+            f" {lost:.0%} of the arithmetic is outside the parts that it can; leave it out"
+        )
     return replace(
-        graph,
-        table=write_nodes(renumber(kept)),
+        step,
         warnings=(
             *graph.warnings,
             *launches.warnings,
@@ -332,6 +356,12 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
         ),
         computed={**graph.computed, "compiled": said},
     )
+
+
+def _arithmetic(graph: Graph) -> float:
+    """FLOPs of the products of a step."""
+    calls = map_calls(graph)
+    return float(calls.loc[calls["family"].isin(PRODUCTS), "flops"].sum())
 
 
 def _is_compiled(node: Node) -> bool:

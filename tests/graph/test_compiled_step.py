@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline.answers.advice import MIN_GAIN, advise
 from pipeline.answers.predict import predict
 from pipeline.errors import ConfigError, InputError
 from pipeline.graph import compiled_step
@@ -81,6 +82,16 @@ def test_launches_take_the_place_of_the_forward_function_and_of_its_gradient(par
     assert any("memory" in text for text in graph.warnings)
 
 
+def test_a_step_is_refused_whose_arithmetic_the_compiler_cannot_follow() -> None:
+    left = replace(launched(), computed={"graph_breaks": "1"})
+    assert spliced(written(), left).computed["compiled"].endswith("1 graph break")
+    nodes = [each for each in left.nodes() if each.name != "aten::mm"]
+    product = replace(written().nodes()[0], name="aten::mm", inputs=(X, X), outputs=(X,))
+    eager = Graph(write_nodes([product, *written().nodes()[2:]]))
+    with pytest.raises(InputError, match="100% of the arithmetic"):
+        spliced(eager, replace(left, table=write_nodes(nodes)))
+
+
 def test_a_fused_kernel_moves_the_bytes_that_the_compiler_counts() -> None:
     calls = map_calls(spliced(written(), launched()))
     fused = calls[calls["family"] == "fused"].iloc[0]
@@ -99,10 +110,13 @@ def test_launches_move_the_bytes_that_pytorchs_tests_pin_on_a_gpu() -> None:
     assert found["encoder"] == [12, 7]  # Triton kernels and library calls in code for a real GPU
 
 
-def test_a_given_module_is_compiled_and_its_loss_is_not() -> None:
+def test_a_given_module_is_compiled_and_advised_to_be_and_its_loss_is_not() -> None:
     net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 10))
     batch = torch.rand(64, 256), torch.randint(10, (64,))
     options = {"model": net, "batch": batch, "loss": nn.CrossEntropyLoss()}
+    advice = advise("A100", same_results=True, compiled=True, **options)
+    assert advice.lines[-1].change == "model.compile=true"
+    assert advice.lines[-1].on_top.share >= MIN_GAIN
     eager = predict("A100", **options)
     compiled = predict("A100", model__compile=True, **options)
     assert "0 graph breaks" in compiled.asked["compiled"]
