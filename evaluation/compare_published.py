@@ -54,6 +54,7 @@ SOURCES = {
     "translation": "GNMT training steps",
     "many_gpus": "training steps on many GPUs",
     "fsdp": "training steps with sharded weights",
+    "hybrid": "training steps with spread tables",
     "default": "our steps with the usual host",
 }
 """Block of a page with the summary of a source, beside `<block> steps` with its rows -> what its training steps are called.
@@ -61,6 +62,9 @@ The rows of `default` are those of the campaigns under `measurements/`."""
 
 CLOSE = 1.25
 """Ratio of measured speeds below which a pair of GPUs is close: more than the usual error of a prediction."""
+
+SAME_SPEED = 0.05
+"""Difference of log speed up to which two rows count as equally fast."""
 
 MEAN_US = ("predicted_us", "active_us", "host_us", "p10_us", "p90_us")
 """Times of a prediction of which batches of several lengths have a mean."""
@@ -140,7 +144,30 @@ def told(rows: pd.DataFrame, what: str) -> str:
         f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are predicted to fit in"
         " memory.",
     ]
-    return "\n\n".join([summary(rows), " ".join(filter(None, sentences)), coverage(rows)])
+    texts = [summary(rows), " ".join(filter(None, sentences)), of_another_program(rows)]
+    return "\n\n".join([*filter(None, texts), coverage(rows)])
+
+
+def of_another_program(rows: pd.DataFrame) -> str:
+    """A sentence on HugeCTR's rows: their errors after one factor, which is fitted to them, and the order of their speeds."""
+    own = rows[rows["step"].str.contains("HugeCTR")]
+    if own.empty:
+        return ""
+    measured, predicted, batch = (
+        own[name].to_numpy(float) for name in ("measured_us", "predicted_us", "batch_size")
+    )
+    ratio = np.log(predicted / measured)
+    errors = np.abs(np.expm1(ratio - ratio.mean()))
+    speeds = np.log(batch / measured), np.log(batch / predicted)
+    apart, apart_here = (speed[:, None] - speed for speed in speeds)
+    pairs = np.triu(np.abs(apart) > SAME_SPEED)
+    right = pairs & (apart * apart_here > 0)
+    return (
+        f"HugeCTR's {len(own)} rows are predicted {np.exp(ratio.mean()):.2f} times as long as"
+        " measured. After this one factor, which is fitted to them, the mean absolute error is"
+        f" {100 * errors.mean():.1f} %. The order of samples per second and GPU is right for"
+        f" {right.sum()} of {pairs.sum()} pairs that differ by more than {100 * SAME_SPEED:.0f} %."
+    )
 
 
 def picture(rows: pd.DataFrame) -> Figure:

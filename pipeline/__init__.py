@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pipeline.answers.advice import advise
     from pipeline.answers.plan import plan
     from pipeline.answers.predict import predict, predict_grid
+    from pipeline.answers.sharding_plan import plan_sharding
     from pipeline.answers.tracker import load_trace, track
     from pipeline.show.comparison import compare
     from pipeline.show.figures.python_plots import draw_step, draw_steps
@@ -29,6 +30,7 @@ __all__ = [
     "draw_steps",
     "load_trace",
     "plan",
+    "plan_sharding",
     "predict",
     "predict_grid",
     "track",
@@ -37,6 +39,7 @@ __all__ = [
 _HOMES = {
     "advise": "pipeline.answers.advice",
     "plan": "pipeline.answers.plan",
+    "plan_sharding": "pipeline.answers.sharding_plan",
     "predict": "pipeline.answers.predict",
     "predict_grid": "pipeline.answers.predict",
     "compare": "pipeline.show.comparison",

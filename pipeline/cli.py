@@ -175,7 +175,13 @@ def predict(
                 raise InputError(
                     "gpu=local: the pipeline writes this timeline, timeline.html beside its summary"
                 )
-            write_timeline(answer.timeline, timeline, answer.calls, title=question.title)
+            write_timeline(
+                answer.timeline,
+                timeline,
+                answer.calls,
+                beside=answer.other_rank,
+                title=question.title,
+            )
     if roofline is not None:
         save_as(prediction.plot("roofline"), roofline)
     if by is not None:

@@ -93,6 +93,10 @@ class SeveralGpus:
     virtual_stages: int = 1
     micro_batches: int = 1
     """Forward and backward passes of a rank before one update."""
+    imbalance: float | None = None
+    """Time of the longest lookups of a rank over the mean of all, where ranks hold different tables."""
+    sharding: str = ""
+    """What says which ranks hold which tables."""
     efficiency_p10: float | None = None
     efficiency_p90: float | None = None
     """Interval of the efficiency, by errors that one GPU shares and by that of the exchange, which it has not."""
@@ -103,6 +107,13 @@ class SeveralGpus:
         sizes = {name: getattr(self, name) for name in PARALLEL}
         split = [f"{name} {size}" for name, size in sizes.items() if size > 1]
         return ", ".join([f"dp {self.dp}", *split]) if split else ""
+
+    @property
+    def spread(self) -> str:
+        """How tables are spread, in words; empty where each GPU holds all."""
+        if self.imbalance is None:
+            return ""
+        return f"{self.sharding}; the longest lookups take {self.imbalance:.2f} times the mean"
 
     @property
     def efficiency_text(self) -> str:
@@ -120,6 +131,7 @@ class SeveralGpus:
         return {
             "GPUs": f"{self.devices}, {self.nodes} x {self.cluster}",
             "layout": self.layout,
+            "tables": self.spread,
             "communication": f"{milliseconds(self.communication_us)}, {exposed}",
             "scaling efficiency": self.efficiency_text,
         }

@@ -136,7 +136,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         device_bound_from:f largest_batch:i fitting_gpus:s warnings:s tight:b notes:s dtype:s
         optimizer:s attention:s devices:i nodes:i dp:i tp:i cp:i pp:i virtual_stages:i
         micro_batches:i cluster:s communication_us:f
-        exposed_communication_us:f efficiency:f efficiency_p10:f efficiency_p90:f
+        exposed_communication_us:f imbalance:f sharding:s efficiency:f efficiency_p10:f efficiency_p90:f
         model_flops:f tflop_per_s:f mfu:f mfu_dtype:s
         peak_tflop_per_s:f mean_w:f joules_per_step:f samples_per_kwh:f clock_mhz:f power_limit_w:f
         clock_bound:s power_evidence:s

@@ -49,7 +49,7 @@ def write_answer(
     """
     prediction = answer.whole()
     assert prediction.calls is not None and answer.timeline is not None
-    beside = measured_events(trace) if trace else []
+    beside = measured_events(trace) if trace else answer.other_rank
     files = [paths.timeline, paths.page]
     write_timeline(answer.timeline, files, answer.calls, beside=beside, title=answer.question.title)
     write_table(prediction.calls, paths.prediction, "prediction", provenance)

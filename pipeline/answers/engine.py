@@ -25,6 +25,7 @@ from pipeline.answers.limited_step import under_limit, with_power
 from pipeline.answers.loading import within_loading
 from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.model_sources import AvailableModels, Models, device_key
+from pipeline.answers.role_step import RolesStep, predict_roles
 from pipeline.answers.scheduled_step import (
     Piece,
     ScheduledStep,
@@ -49,8 +50,10 @@ from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.schemas import read_table
 from pipeline.simulate.assembly import assemble
+from pipeline.simulate.chrome_trace import Event
 from pipeline.simulate.program import Program
 from pipeline.simulate.timeline import Timeline
+from pipeline.simulate.timeline_events import rank_events
 
 CALLS_AT_ONCE = 200_000
 """Device calls of the steps that are in memory at a time. A step of 2,500 calls takes 2 MB, so these take about
@@ -74,6 +77,8 @@ class Answer:
     """The timeline of the prediction, where it was asked for."""
     calls: pd.DataFrame | None = None
     """The device calls that the timeline shows, as of `StepParts.shown_calls`."""
+    other_rank: Sequence[Event] = ()
+    """The step of the rank with least to do, to draw beside the timeline, where ranks have different work."""
 
     @property
     def reason(self) -> str | None:
@@ -138,6 +143,8 @@ class Steps(Protocol):
 
 def _is_further(question: Question) -> bool:
     """Whether a question is about another piece of the model than its first (`Question.chunks`)."""
+    if "placed" in question.workload:
+        return bool(question.workload["placed"]["rank"] != question.roles[0])
     return question.workload.get("part", "whole") not in ("whole", "first")
 
 
@@ -266,7 +273,7 @@ class Engine:
                 simulated = self._simulated(question, own, measured_us, with_interval)
                 answer = Answer(question, simulated.prediction)
                 if detail:
-                    answer = _detailed(question, own[0], simulated)
+                    answer = _detailed(question, own, simulated)
                 yield self._completed(answer)
             except SteptimeError as error:
                 yield Answer(question, error=error)
@@ -294,6 +301,9 @@ class Engine:
     ) -> SimulatedStep:
         """The step of one captured step, or of the pieces of a model."""
         kernels = self.models.kernels(question)
+        if question.ranks is not None and question.ranks.parallel.spreads:
+            roles = RolesStep(question, pieces)
+            return predict_roles(roles, kernels.folders, with_interval)
         if question.ranks is None or not question.ranks.scheduled:
             (own,) = pieces
             of_step = own.step, own.predicted, kernels.folders, own.program
@@ -327,7 +337,8 @@ class Engine:
             drawn = draws_us is not None
             (answer,) = replace(self, steps=STEPS).predict([alone], with_interval=drawn)
             one = self._alone[alone] = answer.prediction
-        if one is None:
+        spreads = ranks is not None and ranks.parallel.spreads
+        if one is None or (spreads and not one.fits):
             return prediction
         efficiency = one.predicted_us / prediction.predicted_us
         several = replace(several, efficiency=efficiency)
@@ -349,17 +360,23 @@ class Engine:
         return programs[key]
 
 
-def _detailed(question: Question, piece: Piece, simulated: SimulatedStep) -> Answer:
+def _detailed(question: Question, pieces: Sequence[Piece], simulated: SimulatedStep) -> Answer:
     """An answer with its timeline, and with the calls of the prediction."""
-    parts, timeline = piece.step, simulated.timeline
+    piece, timeline = pieces[simulated.shown], simulated.timeline
+    parts, other = piece.step, list[Event]()
     calls = parts.shown_calls(piece.predicted)
+    if simulated.other is not None:
+        number, of_other = simulated.other
+        second = pieces[number]
+        name = f"rank {question.roles[number]}"
+        other = rank_events(of_other, second.step.shown_calls(second.predicted), name)
     prediction = replace(
         simulated.prediction,
         calls=timeline.to_frame(calls),
         parameters=parts.parameters,
         drawn=simulated.drawn,
     )
-    return Answer(question, prediction, None, timeline, calls)
+    return Answer(question, prediction, None, timeline, calls, other)
 
 
 def engine(results: str | Path | None = "results") -> Engine:

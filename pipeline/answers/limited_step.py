@@ -26,9 +26,10 @@ def under_limit(question: Question, piece: Piece) -> Piece:
     Raises:
         ConfigError: the step is put together from pieces, or measured here.
     """
-    scheduled = question.ranks is not None and question.ranks.scheduled
-    if scheduled or question.local:
-        where = "gpu=local, which is measured as it is" if question.local else "tp, cp or pp"
+    of = question.ranks
+    if question.local or (of is not None and (of.scheduled or of.parallel.spreads)):
+        measured = "gpu=local, which is measured as it is"
+        where = measured if question.local else "tp, cp, pp or parallel=hybrid"
         raise ConfigError(f"gpu.{question.gpu.run_at}: not with {where}")
     of_step = piece.step, piece.predicted, (), piece.program
     usual = predict_step(question, *of_step, with_interval=False).prediction

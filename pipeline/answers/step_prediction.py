@@ -162,11 +162,16 @@ def load_walk_if_it_pays(steps: Iterable[tuple[StepParts, PredictSettings]]) -> 
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """A predicted step with its timeline and, where it has an interval, the errors of its times."""
+    """A predicted step with its timeline and, where it has an interval, the errors of its times.
+
+    `shown`: the number of the piece or role whose timeline it is; `other`: the number of another role, with its timeline.
+    """
 
     prediction: Prediction
     timeline: Timeline
     drawn: Drawn | None
+    shown: int = 0
+    other: tuple[int, Timeline] | None = None
 
 
 def predict_step(
@@ -190,12 +195,9 @@ def predict_step(
         with_interval: whether errors are drawn. Without them, p10 and p90 are the step time, and it is not known from which
             host on the device is the limit.
     """
-    settings = question.predict
-    if settings.cuda_graph:  # the measured step launched each kernel separately
-        program, measured_us = as_cuda_graphs(program), None
-    program = replace(program, loop=not settings.wait_each_step)
-    if settings.critical_path == "published":
-        program = as_published(program)
+    program = asked_program(question, program)
+    if question.predict.cuda_graph:  # the measured step launched each kernel separately
+        measured_us = None
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
     (timeline,) = simulate_ranks([Role(program, central_us, ranks=question.devices)])
     step_us, bound = float(timeline.step_us[0]), timeline.bound
@@ -229,6 +231,15 @@ def predict_step(
     if with_interval and bound == "host":
         prediction = replace(prediction, device_bound_from=device_bound_from(program, central_us))
     return SimulatedStep(prediction, timeline, drawn)
+
+
+def asked_program(question: Question, program: Program) -> Program:
+    """The program of a step as the section `predict` of a question has it run."""
+    settings = question.predict
+    if settings.cuda_graph:
+        program = as_cuda_graphs(program)
+    program = replace(program, loop=not settings.wait_each_step)
+    return as_published(program) if settings.critical_path == "published" else program
 
 
 def _drawn_step(

@@ -136,11 +136,11 @@ def exchanging_gradients(step: Any, config: Mapping[str, Any]) -> AbstractContex
         step: on the meta device.
         config: its configuration, with `ddp` or `fsdp`: how ranks exchange.
     """
-    if step.in_kernel or step.sparse_gradient_bytes:
+    if (step.in_kernel and "placed" not in config) or step.sparse_gradient_bytes:
         raise InputError(
             "devices: NCCL reduces no sparse gradients, and tables that their backward pass updates"
-            " have none; take model.embedding=dense (tables that are spread over GPUs are not"
-            " predicted yet)"
+            " have none; take parallel=hybrid, which spreads the tables over the GPUs,"
+            " model.embedding=dense, or in a step of your own tables with dense gradients"
         )
     wrapped = bool(WRAPPED) or any(
         isinstance(module, distributed.DistributedDataParallel) for module in step.modules

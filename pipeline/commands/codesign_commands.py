@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from pipeline.answers.difference import Difference, signed
 from pipeline.answers.engine import Answer, engine, in_order
 from pipeline.answers.plan import make_plan, space_of
 from pipeline.answers.plan_results import Limits, Objective
+from pipeline.answers.sharding_plan import find_sharding
 from pipeline.answers.step_changes import SAME
 from pipeline.answers.tracker import load_trace
 from pipeline.errors import InputError
@@ -25,6 +27,7 @@ from pipeline.show.figures.board import check_file, save_as
 from pipeline.show.figures.costs import plan_front
 from pipeline.show.figures.waterfall import draw_advice, draw_difference
 from pipeline.show.plans import show_plan
+from pipeline.show.sharding import draw_sharding, show_sharding, write_sharding
 from pipeline.show.tables import Catalogue, console
 from pipeline.terminal import (
     Csv,
@@ -40,6 +43,17 @@ from pipeline.terminal import (
 from pipeline.trace.linked_trace import UNNAMED
 
 app = typer.Typer()
+
+
+class Goal(StrEnum):
+    """What `plan` looks for: the best point of a space by an `Objective`, or the best plan of spread tables."""
+
+    step = Objective.step.value
+    samples_per_s = Objective.samples_per_s.value
+    time_per_epoch = Objective.time_per_epoch.value
+    cost_per_epoch = Objective.cost_per_epoch.value
+    samples_per_dollar = Objective.samples_per_dollar.value
+    sharding = "sharding"
 
 
 @app.command(
@@ -91,10 +105,11 @@ def advise(
     epilog=examples(
         "plan samples_per_dollar gpu=V100,T4,A100 batch_size=512,2048",
         "plan time_per_epoch gpu=A100,T4 model=resnet50 --samples 1281167",
+        "plan sharding gpu=A100 model=dlrm_dcnv2 devices=8 --out plan.yaml",
     )
 )
 def plan(
-    objective: Annotated[Objective, typer.Argument(help="what is best")],
+    objective: Annotated[Goal, typer.Argument(help="what is best; sharding: of spread tables")],
     space: Overrides = None,
     samples: Annotated[int | None, typer.Option(help="samples of an epoch")] = None,
     memory: Annotated[float | None, typer.Option(help="largest memory need, GiB")] = None,
@@ -111,11 +126,20 @@ def plan(
     figure: Annotated[
         Path | None, typer.Option(help="draw time against cost to this .svg or .png file")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="sharding: write the plan to this .yaml file, and TorchRec's beside it"),
+    ] = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """Find the best GPU, batch size and options for an objective, with the front of time against cost."""
+    """Find the best GPU, batch size and options for an objective, with the front of time against cost; or the best sharding."""
     given, results = split_results(space)
+    if objective is Goal.sharding:
+        plan_tables(given, figure, out, as_json, as_csv)
+        return
+    if out is not None:
+        raise InputError("--out: only a plan of sharding is written to a file")
     if not given:
         raise InputError(
             "the space is empty: give its axes, for example gpu=V100,A100 batch_size=512,1024"
@@ -129,7 +153,7 @@ def plan(
         def on_progress(stage: str, done: int) -> None:
             say(f"{stage} {len(points):,} points, {done:,} done")
 
-        result = make_plan(objective, points, limits, on_progress, **results)
+        result = make_plan(Objective(objective), points, limits, on_progress, **results)
     if figure is not None:
         save_as(plan_front(result), figure)
     if not printed(as_json, as_csv, result.as_dict(), result.table().to_dict("records")):
@@ -170,6 +194,21 @@ def diff(
     facts = result.as_dict()
     if not printed(as_json, as_csv, facts, [*facts["parts"], facts["step"]]):
         show_difference(result)
+
+
+def plan_tables(
+    given: Sequence[str], figure: Path | None, out: Path | None, as_json: bool, as_csv: bool
+) -> None:
+    """Find the best plan of spread tables, and show or write it."""
+    check_file(figure, "--figure")
+    with working("simulating") as say:
+        found = find_sharding(given, lambda name: say(f"simulating {name}"))
+    if figure is not None:
+        save_as(draw_sharding(found), figure)
+    if out is not None:
+        write_sharding(found, out)
+    if not printed(as_json, as_csv, found.as_dict(), found.rows()):
+        show_sharding(found)
 
 
 def _traced(trace: Path, asked: Question) -> Prediction:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.graph.table import Memory
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.stages import held_pieces, in_flight, of_part
+from pipeline.question.placed_tables import most_tables_bytes, tables_of
 from pipeline.question.several_gpus import Ranks
 
 BLOCK_BYTES = 512
@@ -23,15 +25,28 @@ without PyTorch's (T4, RTX 2080 Ti, L4, RTX 3090, A100, L40, H100 and RTX 5090: 
 
 
 def stage_memory(pieces: Sequence[Memory], ranks: Ranks, model: Mapping[str, Any]) -> Memory:
-    """The need of the stage of a pipeline that needs most; without layers of their own, that of the only piece.
+    """The need of the stage of a pipeline, or of the rank with its tables, that needs most.
 
     Args:
         pieces: need of one micro-batch in each piece of the model (`Question.chunks`).
         ranks: how many stages, parts, layers and micro-batches there are.
         model: section `model`.
     """
-    needs = stage_memories(pieces, ranks, model) if ranks.layers else pieces[:1]
+    if ranks.parallel.spreads:
+        return _with_most_tables(pieces[0], model)
+    needs = stage_memories(pieces, ranks, model) if ranks.layers else pieces
     return max(needs, key=lambda need: need.peak)
+
+
+def _with_most_tables(need: Memory, model: Mapping[str, Any]) -> Memory:
+    """The need of the rank with most tables, from that of the first rank (`Question.roles`)."""
+    more, states = most_tables_bytes(model), tables_of(model).states
+    return replace(
+        need,
+        parameters=need.parameters + more,
+        optimizer=need.optimizer + states * more,
+        peak=need.peak + (1 + states) * more,
+    )
 
 
 def stage_memories(

@@ -14,13 +14,17 @@ from typing import Any
 
 from pipeline.families.embedding_lookups import Lookup
 from pipeline.graph.table import Node, Tensor
-from pipeline.workloads.embedding_tables import JOINT, tables
+from pipeline.question.embedding_tables import JOINT, tables
+from pipeline.question.placed_tables import STAND_INS, groups_of, placed_by
 
 BOUNDS_CHECK = "fbgemm::bounds_check_indices"
 FUSED_FORWARD = "fbgemm::split_embedding_codegen_lookup_{optimizer}_function"
 FUSED_BACKWARD = "fbgemm::split_embedding_backward_codegen_{optimizer}"
 FUSED_AUTOGRAD = "torch::autograd::CppNode<SplitLookupFunction_{optimizer}_Op>"
 """Names of FBGEMM's operators for a fused lookup; `{optimizer}` is the optimizer that runs in the backward pass."""
+
+FEATURES = "fbgemm::"
+"""Namespace of FBGEMM's operators that arrange features, whose stand-ins have the same names."""
 
 Line = tuple[str, str]
 """An operator and the code of its inputs.
@@ -91,6 +95,8 @@ def name_fused_lookups(nodes: Sequence[Node], config: Mapping[str, Any]) -> list
         elif "FusedLookupBackward" in node.name:
             real = FUSED_AUTOGRAD.format(optimizer=optimizer)
             named.append(replace(node, name=node.name.replace("FusedLookupBackward", real)))
+        elif node.name.startswith(f"{STAND_INS}::"):
+            named.append(replace(node, name=node.name.replace(f"{STAND_INS}::", FEATURES)))
         else:
             named.append(node)
     return named
@@ -111,10 +117,13 @@ def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]
     rows, lookups = tables(config)
     distribution = str(config.get("distribution", "uniform"))
     states = {"adagrad": 1, "adam": 2}.get(fused_optimizer(config), 0)
-    for node in nodes:
+    groups = _looked_up_together(config, rows, lookups)
+    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
         if node.name.startswith(("fbgemm::split_embedding", BOUNDS_CHECK)):
+            lookup = following if node.name == BOUNDS_CHECK else node
+            heights, counts = groups[_weight_shape(lookup)]
             node.attributes.update(
-                rows=rows, lookups=lookups, distribution=distribution, index_bytes=8
+                rows=heights, lookups=counts, distribution=distribution, index_bytes=8
             )
             if states and node.name == FUSED_BACKWARD.format(optimizer=fused_optimizer(config)):
                 node.attributes["states"] = states
@@ -140,6 +149,23 @@ def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]
         each = sum(lookups) / len(lookups)
         sizes = [Lookup(bags, sum(rows), each, int(width), distribution, used)]
     return sparse_updates(nodes, sizes, str(config.get("optimizer", "sgd")))
+
+
+def _weight_shape(lookup: Node | None) -> tuple[int, ...]:
+    """The shape of the weight of a fused lookup or of its backward pass."""
+    assert lookup is not None
+    return lookup.tensor(0 if "lookup" in lookup.name else 1).shape
+
+
+def _looked_up_together(
+    config: Mapping[str, Any], rows: list[int], lookups: list[int]
+) -> dict[tuple[int, ...], tuple[list[int], list[Any]]]:
+    """Rows and lookups of the tables that each fused lookup reads, by the shape of its weight."""
+    dim, placed = int(config["dim"]), placed_by(config)
+    if placed is None:
+        return {(sum(rows), dim): (rows, lookups)}
+    groups = groups_of(*placed, rows, lookups, dim)
+    return {(sum(one.rows), one.columns): ([*one.rows], [*one.lookups]) for one in groups}
 
 
 def tables_of_custom_step(nodes: Sequence[Node]) -> list[Lookup]:

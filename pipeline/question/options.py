@@ -109,7 +109,12 @@ _WORKLOADS = {
     "embedding": Option(
         "the operators of the lookups", ("fused", "joint_sparse", "joint_rows", "sparse", "dense")
     ),
-    "interaction": Option("by_parts, or one kernel for all dot products", ("by_parts", "fused")),
+    "interaction": Option(
+        "by_parts, one kernel for all dot products, or DCN v2's cross network",
+        ("by_parts", "fused", "cross"),
+    ),
+    "cross_layers": Option("layers of the cross network"),
+    "cross_rank": Option("rank of its weights"),
     "width": Option("width of the layers; of a DCGAN, the least number of channels"),
     "layers": Option("number of layers; of a translator, of encoder and decoder each"),
     "heads": Option("attention heads"),
@@ -171,7 +176,6 @@ OPTIONS: dict[str, Option] = {
     ),
     "parallel": Option(
         "how several GPUs share the work",
-        remedy="; hybrid parallelism is not predicted yet",
     ),
 }
 """Every option with a description. Keys of `gpu` are figures, which `pipeline/hardware/spec.py` checks."""

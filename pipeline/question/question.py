@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
 
-from pipeline.errors import ConfigError, LayoutError, UnknownNameError
-from pipeline.hardware import find_gpu
+from pipeline.arrays import Array
+from pipeline.errors import ConfigError, LayoutError
 from pipeline.hardware.find_gpu import (
     LOCAL,
     catalogue_spec,
@@ -27,28 +27,21 @@ from pipeline.hardware.find_gpu import (
 from pipeline.hardware.hosts import Host, host_of, load_host, usual_host
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.checks import (
-    check_names,
-    check_sections,
     check_values,
     checked_batch_size,
-    example,
-    models_of_libraries,
-    refuse_new_keys,
-    unknown_option,
 )
+from pipeline.question.chosen_files import composed, name_in_group
 from pipeline.question.compiled_target import with_target
 from pipeline.question.compose import (
     Completed,
     Override,
-    choices,
-    configuration,
     experiments,
     parse_grid,
-    refuse_other_names,
     refuse_repeated,
     with_names_of_today,
 )
-from pipeline.question.options import GROUPS, NAMED_BY, SECTION_KINDS, option_of
+from pipeline.question.options import GROUPS, SECTION_KINDS
+from pipeline.question.placed_tables import placed_tables, roles, work_of
 from pipeline.question.settings import (
     CollectSettings,
     EditSettings,
@@ -141,17 +134,35 @@ class Question:
 
     def alone(self) -> Question:
         """The same step on one of its GPUs, without exchange."""
-        shared = ("layout", "ddp", "fsdp", "sequence", "owners", "part")
+        shared = ("layout", "ddp", "fsdp", "sequence", "owners", "part", "placed")
         own = {key: each for key, each in self.workload.items() if key not in shared}
         alone = replace(self, ranks=None, workload=FrozenDict(own), overrides=())
         return replace(alone, variant="alone", model_variant="alone")
 
     @property
     def chunks(self) -> tuple[Question, ...]:
-        """The pieces of the model that are captured one by one, the middle layers last; for other models, this question."""
-        kinds = self.ranks.pieces if self.ranks else ()
-        parts = [FrozenDict({**self.workload, "part": kind}) for kind in kinds]
+        """The pieces of the model that are captured one by one, the middle layers last, or ranks with different tables.
+
+        This question alone for other models.
+        """
+        if "placed" in self.workload:
+            placed = self.workload["placed"]
+            more: list[dict[str, Any]] = [{"placed": {**placed, "rank": r}} for r in self.roles]
+        else:
+            more = [{"part": kind} for kind in (self.ranks.pieces if self.ranks else ())]
+        parts = [FrozenDict({**self.workload, **each}) for each in more]
         return tuple(replace(self, workload=part) for part in parts) or (self,)
+
+    @property
+    def roles(self) -> tuple[int, ...]:
+        """The ranks whose steps are simulated where tables are spread (`placed_tables.roles`)."""
+        return roles(self.work_of_ranks)
+
+    @property
+    def work_of_ranks(self) -> Array:
+        """What ranks have to do for the tables that are spread over them (`placed_tables.work_of_ranks`)."""
+        assert self.ranks is not None
+        return work_of(self.workload, self.batch_size, self.gpu, self.ranks)
 
     @property
     def local(self) -> bool:
@@ -230,6 +241,12 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
         question, usual_batch = resolved[key]
         sizes = [override.value for override in point if override.key == "batch_size"]
         question = replace(question, batch_size=checked_batch_size(*sizes or [usual_batch]))
+        if question.ranks and question.ranks.parallel.spreads:
+            try:
+                question = with_tables(question)
+            except LayoutError as error:
+                refused[key] = error
+                continue
         questions.setdefault(
             (question.gpu.name, question.model, question.variant, question.batch_size), question
         )
@@ -238,6 +255,15 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
         raise last
     left_out = [f"left out: {last}"] if last and completed is None else []
     return [replace(q, notes=(*renamed, *left_out, *q.notes)) for q in questions.values()]
+
+
+def with_tables(question: Question) -> Question:
+    """A question with the places of its tables, which depend on GPU and batch size."""
+    assert question.ranks is not None
+    placed = placed_tables(question.workload, question.batch_size, question.gpu, question.ranks)
+    workload = FrozenDict({**question.workload, "placed": placed})
+    variant = variant_name({"model": plain(workload)}, {"model": {"placed": {}}})
+    return replace(question, workload=workload, model_variant=variant)
 
 
 def ask(overrides: Sequence[str]) -> Question:
@@ -278,9 +304,9 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     import msgspec
 
     chosen = {
-        override.key: _name_in_group(override) for override in overrides if override.key in GROUPS
+        override.key: name_in_group(override) for override in overrides if override.key in GROUPS
     }
-    config, base = _composed(
+    config, base = composed(
         chosen, [override for override in overrides if override.key not in GROUPS]
     )
     usual_batch, host_name = config["model"].get("batch_size"), str(config["host"])
@@ -342,58 +368,3 @@ def _ambiguous_gpu(override: Override) -> str:
     named = [spec.name for spec in list_gpus() if spec.name.startswith(f"{stated}-")]
     others = ", ".join(each for each in named if each != name)
     return f"gpu={stated} is {name}; others: {others}" if others and name != stated else ""
-
-
-def _composed(
-    chosen: Mapping[str, str], values: Sequence[Override]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configuration of a question, and that of its files alone."""
-    files = {
-        group: None if (group, name) == ("gpu", LOCAL_GPU) else name
-        for group, name in chosen.items()
-    }
-    # the values of `local` come from the machine
-    local = {"gpu": {"name": LOCAL_GPU}} if chosen.get("gpu") == LOCAL_GPU else {}
-    base = configuration(files)[0] | local
-    check_sections(base)
-    check_names(chosen, base)
-    try:
-        config, missing = configuration(files, values)
-    except KeyError as error:
-        raise ConfigError(unknown_option(error.args[0], base)) from None
-    config |= local
-    refuse_new_keys(config, base)
-    model, architecture = config["model"]["name"], config["model"].get("architecture")
-    if architecture != base["model"].get("architecture"):
-        raise ConfigError(
-            f"model.architecture={architecture}: model={model} is of another; take model=NAME of"
-            " that architecture (steptime models), or copy its file to a name of your own"
-        )
-    named = NAMED_BY.get(str(architecture)) == "model.name"
-    refuse_other_names(values, named)
-    nameless = named and not any(override.key == "model.name" for override in values)
-    if absent := [*(key for key in missing if key != "batch_size"), *["model.name"] * nameless]:
-        raise ConfigError("; ".join(f"give a value for {key}{example(key)}" for key in absent))
-    return config, base
-
-
-def _name_in_group(override: Override) -> str:
-    """The file that `gpu=`, `model=`, `kernels=` or `overheads=` names; an alias of a GPU and a path become its name."""
-    group, stated = override.key, override.value
-    name = stated if isinstance(stated, str) else override.text.partition("=")[2]
-    parts = name.replace(",", " ").split()
-    several = len(parts) > 1 and isinstance(stated, str)
-    if several and (
-        group != "gpu" or all(map(find_gpu.is_known, parts))
-    ):  # `NVIDIA A10G` is one GPU
-        raise ConfigError(
-            f"{group}={name}: write several values with commas and no spaces:"
-            f" {group}={','.join(parts)}"
-        )
-    if group == "gpu":
-        return name if name == LOCAL_GPU else load_gpu(name).name
-    if name not in choices(group):
-        nearest = models_of_libraries(name) if group == "model" else ""
-        remedy = option_of(group).remedy
-        raise UnknownNameError(group, name, choices(group), nearest, remedy=remedy)
-    return name

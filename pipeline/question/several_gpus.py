@@ -75,7 +75,18 @@ class FsdpSettings:
 
 
 @dataclass(frozen=True)
-class ParallelSettings(DdpSettings, FsdpSettings):
+class HybridSettings:
+    """Options of tables that are spread over the GPUs."""
+
+    sharding: str = option(
+        "which GPUs hold which tables: auto, round_robin, by_size, column_wise, row_wise, or a file"
+        " of `steptime plan sharding` or of TorchRec's planner",
+        AUTO,
+    )
+
+
+@dataclass(frozen=True)
+class ParallelSettings(DdpSettings, FsdpSettings, HybridSettings):
     """Section `parallel`: along which axes the work is split, and how replicas exchange gradients."""
 
     name: str = "ddp"
@@ -106,6 +117,11 @@ class ParallelSettings(DdpSettings, FsdpSettings):
     def sharded(self) -> bool:
         """Whether replicas share their weights (`fully_shard`)."""
         return self.name == "fsdp"
+
+    @property
+    def spreads(self) -> bool:
+        """Whether embedding tables are spread over the ranks."""
+        return self.name == "hybrid"
 
     @property
     def exchange(self) -> dict[str, Any]:
@@ -270,7 +286,8 @@ def with_exchange(
         added |= {"layout": inside} if inside else {}
         added["part"] = "whole" if of.parts == 1 else "first"
     else:
-        sizes = layout.captured(reads_ranks=model.get("architecture") == "custom")
+        reads_ranks = of.spreads or model.get("architecture") == "custom"
+        sizes = layout.captured(reads_ranks)
         how = {"fsdp": ranks.sharding} if of.sharded else {"ddp": of.exchange}
         added = {"layout": sizes, **how} if sizes else {}
     if of.micro_batches > 1:  # gradients of later micro-batches are added to those that are there
@@ -292,6 +309,8 @@ def _check_shares(devices: int, parallel: ParallelSettings, model: Mapping[str, 
             f"parallel=fsdp: {model['name']} updates its own copies of its weights; take"
             " parallel=ddp with parallel.tp or parallel.zero, or a model of a library"
         )
+    if of.spreads:
+        _check_spread(of, model)
     if devices % of.shares:
         raise LayoutError(
             f"devices={devices}: not a multiple of tp x cp x pp = {of.tp} x {of.cp} x {of.pp} ="
@@ -315,6 +334,25 @@ def _check_shares(devices: int, parallel: ParallelSettings, model: Mapping[str, 
         raise LayoutError(
             f"model.layers={model['layers']}: not a multiple of pp x virtual_stages = {of.pp} x"
             f" {of.virtual_stages}; each part of the pipeline has the same number of layers"
+        )
+
+
+def _check_spread(of: ParallelSettings, model: Mapping[str, Any]) -> None:
+    """Refuse to spread what has no tables, or lookups that are not fused."""
+    if model.get("architecture") != "dlrm":
+        raise ConfigError(
+            f"parallel=hybrid: {model['name']} has no embedding tables to spread; take parallel=ddp"
+            " or parallel=fsdp"
+        )
+    if model.get("embedding") != "fused":
+        raise ConfigError(
+            f"model.embedding={model.get('embedding')}: tables that are spread over GPUs have fused"
+            " lookups (FBGEMM's, as in TorchRec); give model.embedding=fused"
+        )
+    if of.micro_batches > 1:
+        raise ConfigError(
+            f"parallel.micro_batches={of.micro_batches}: lookups update their tables in each"
+            " backward pass; with parallel=hybrid give 1"
         )
 
 

@@ -34,6 +34,10 @@ HOST_PID, DEVICE_PID = 900_001, 900_002
 """Process ids of the predicted rows. They are larger than any process id on Linux, so that traces can be merged."""
 
 
+RANK_PIDS = 100_000
+"""What is added to the ids of rows and arrows of another rank."""
+
+
 def timeline_events(
     timeline: Timeline | Sequence[tuple[Timeline, float]],
     calls: pd.DataFrame | None = None,
@@ -59,6 +63,26 @@ def timeline_events(
         slices += [*_op_events(step, begin), *_module_events(step, begin, calls)]
         slices += [*actions.values(), *kernels.values()]
     return names_of_rows(above) + _rows([s for s, _ in steps]) + above + slices + [*beside] + arrows
+
+
+def rank_events(timeline: Timeline, calls: pd.DataFrame, name: str) -> list[Event]:
+    """The events of another rank, with rows of its own below those of the first.
+
+    Args:
+        timeline: its step.
+        calls: its device calls.
+        name: of the rank.
+    """
+    events = timeline_events(timeline, calls)
+    for event in events:
+        event["pid"] += RANK_PIDS
+        if event["name"] == "process_name":
+            event["args"]["name"] = f"{name}: {event['args']['name']}"
+        elif event["name"] == "process_sort_index":
+            event["args"]["sort_index"] += RANK_PIDS
+        elif "id" in event:  # of an arrow
+            event["id"] += RANK_PIDS
+    return events
 
 
 def _labels(step: Timeline, calls: pd.DataFrame | None) -> list[str]:

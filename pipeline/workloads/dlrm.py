@@ -14,6 +14,10 @@
 
   by_parts      PyTorch's operators: a batched product, an index of its lower triangle, a concatenation.
   fused         One kernel in each direction (`pipeline.workloads.dlrm_operators`).
+  cross         A low-rank cross network (DCN v2, Wang et al., arXiv:2008.13535) over all vectors joined, in place of products of
+                pairs: `cross_layers` layers of rank `cross_rank` (TorchRec's `LowRankCrossNet`).
+
+With `placed`, the tables are spread over ranks (`pipeline.workloads.spread_tables`), and lookups are fused.
 """
 
 from __future__ import annotations
@@ -27,14 +31,22 @@ from torch import Tensor, nn
 
 from pipeline.as_on_cuda.shape_operators import apply
 from pipeline.errors import ConfigError
+from pipeline.question.embedding_tables import JOINT, STATES, check_distribution, tables
+from pipeline.question.placed_tables import placed_by
 from pipeline.workloads.dlrm_operators import (
-    STATES,
     FusedInteraction,
     FusedLookup,
     interaction_width,
 )
-from pipeline.workloads.embedding_tables import JOINT, check_distribution, tables
+from pipeline.workloads.spread_tables import SpreadTables
 from pipeline.workloads.training_step import Batch, Step, host_empty, is_dry
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse": F.mse_loss,
+    "bce": F.binary_cross_entropy,
+    "bce_logits": F.binary_cross_entropy_with_logits,
+}
+"""Losses of click probabilities, or of logits."""
 
 BOUND = 0.01
 """Largest random weight of a table."""
@@ -48,6 +60,29 @@ def mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+class LowRankCross(nn.Module):
+    """Cross layers x0 (W V x + b) + x, with V of few rows.
+
+    Args:
+        width: of x.
+        layers: number of layers.
+        rank: rows of V.
+    """
+
+    def __init__(self, width: int, layers: int, rank: int) -> None:
+        super().__init__()
+        self.narrow = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(layers))
+        self.wide = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in range(layers))
+        self.bias = nn.ParameterList(torch.zeros(width) for _ in range(layers))
+
+    def forward(self, first: Tensor) -> Tensor:
+        """(B, width) -> (B, width)."""
+        x = first
+        for narrow, wide, bias in zip(self.narrow, self.wide, self.bias, strict=True):
+            x = first * (wide(narrow(x)) + bias) + x
+        return x
+
+
 class Dlrm(nn.Module):
     """Bottom MLP, embedding lookups, pairwise dot products, top MLP.
 
@@ -59,7 +94,9 @@ class Dlrm(nn.Module):
         embedding: "fused", "joint_sparse", "joint_rows", "sparse" or "dense".
         logits: omit the sigmoid at the end.
         states: number of tensors of the weight's size that the optimizer of a fused lookup keeps.
-        interaction: "by_parts" or "fused".
+        interaction: "by_parts", "fused" or "cross".
+        cross: layers and rank of the cross network.
+        spread: the tables of this rank, where ranks share them.
     """
 
     def __init__(
@@ -72,6 +109,8 @@ class Dlrm(nn.Module):
         logits: bool,
         states: int = 0,
         interaction: str = "by_parts",
+        cross: tuple[int, int] = (0, 0),
+        spread: SpreadTables | None = None,
     ) -> None:
         super().__init__()
         self.row: Tensor
@@ -81,13 +120,15 @@ class Dlrm(nn.Module):
         features = self.tables + 1
         self.bottom = mlp(bottom, nn.ReLU())
         self.one_kernel = interaction == "fused"
-        joined = (
-            interaction_width(features, dim)
-            if self.one_kernel
-            else dim + features * (features - 1) // 2
-        )
+        self.cross = LowRankCross(features * dim, *cross) if interaction == "cross" else None
+        joined = {
+            "fused": interaction_width(features, dim),
+            "cross": features * dim,
+            "by_parts": dim + features * (features - 1) // 2,
+        }[interaction]
         self.top = mlp((joined, *top), nn.Identity() if logits else nn.Sigmoid())
-        if not self.one_kernel:
+        self.spread = spread
+        if interaction == "by_parts":
             lower = torch.tril_indices(features, features, offset=-1)
             self.register_buffer("row", lower[0].contiguous())
             self.register_buffer("column", lower[1].contiguous())
@@ -102,7 +143,9 @@ class Dlrm(nn.Module):
         def bag(count: int, sparse: bool) -> nn.EmbeddingBag:
             return nn.EmbeddingBag(count, dim, mode="sum", sparse=sparse, _weight=weight(count))
 
-        if embedding == "fused":
+        if spread is not None:
+            pass
+        elif embedding == "fused":
             self.anchor = nn.Parameter(torch.zeros(0))
             self.fused = weight(sum(rows))
             self.states = [torch.zeros(sum(rows), dim) for _ in range(states)]
@@ -121,10 +164,14 @@ class Dlrm(nn.Module):
         return self
 
     def forward(self, dense: Tensor, indices: Tensor, offsets: Tensor | None = None) -> Tensor:
-        """Click probabilities (or logits) of a batch: `dense` (B, width) -> (B,)."""
+        """Click probabilities (or logits) of a batch: `dense` (B, width) -> (B,); spread tables take lengths for offsets."""
         x = self.bottom(dense)
         batch, dim = x.shape
-        if self.fused is None and self.joint is None:
+        if self.spread is not None:
+            assert offsets is not None
+            rows = self.spread.sums(indices, offsets, x.dtype)
+            z = torch.cat([x.unsqueeze(1), rows], 1)
+        elif self.fused is None and self.joint is None:
             assert offsets is not None
             lookups = zip(self.bags, self._split(indices), offsets.unbind(0), strict=True)
             parts = [self._as(x, bag(i, o)) for bag, i, o in lookups]
@@ -132,7 +179,9 @@ class Dlrm(nn.Module):
         else:
             rows = self._looked_up(indices, offsets, batch)
             z = torch.cat([x.unsqueeze(1), self._as(x, rows)], 1)
-        if self.one_kernel:
+        if self.cross is not None:
+            joined = self.cross(z.view(batch, -1))
+        elif self.one_kernel:
             joined = apply(FusedInteraction, z, x)
         else:
             joined = torch.cat([x, torch.bmm(z, z.transpose(1, 2))[:, self.row, self.column]], 1)
@@ -189,8 +238,11 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
             "model.embedding=joint_rows needs one lookup per table: set model.lookups=1, or use"
             " joint_sparse"
         )
-    states = STATES.get(optimizer, 0) if training else 0
+    if loss not in LOSSES:
+        raise ConfigError(f"model.loss={loss}: choose one of {', '.join(LOSSES)}")
+    states, placed = STATES.get(optimizer, 0) if training else 0, placed_by(config)
     with torch.device(device):
+        spread = placed and SpreadTables(*placed, rows, lookups, dim, batch_size, states)
         model = Dlrm(
             bottom,
             [int(w) for w in config["top_mlp"]],
@@ -200,23 +252,28 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
             loss == "bce_logits",
             states,
             str(config.get("interaction", "by_parts")),
+            (int(config.get("cross_layers") or 0), int(config.get("cross_rank") or 0)),
+            spread,
         )
     model.lookups_per_table = [batch_size * n for n in lookups]
-    losses: dict[str, Any] = {
-        "mse": F.mse_loss,
-        "bce": F.binary_cross_entropy,
-        "bce_logits": F.binary_cross_entropy_with_logits,
-    }
-    if loss not in losses:
-        raise ConfigError(f"model.loss={loss}: choose one of {', '.join(losses)}")
-    compute: Callable[[Tensor, Tensor], Tensor] = losses[loss]
-    fused = [model.fused] if model.fused is not None else []
-    pool = _pool(rows, lookups, bottom[0], embedding, batch_size, device)
+    fused = [model.fused] if model.fused is not None else spread.weights if spread else []
+    pool = _pool(rows, lookups, bottom[0], "spread" if spread else embedding, batch_size, device)
 
     def criterion(output: Tensor, *batch: Tensor) -> Tensor:
-        return compute(output, batch[-1])
+        value = LOSSES[loss](output, batch[-1])
+        if spread:
+            spread.distribute(*batch[1:3])
+        return value
 
-    return Step([model], pool, lambda *batch: model(*batch[:-1]), criterion, device, config, fused)
+    replicated = [spread.replicated] if spread and spread.replicated else []
+
+    def forward(*batch: Tensor) -> Tensor:
+        if spread:
+            spread.begin()
+        output: Tensor = model(*batch[:-1])
+        return output
+
+    return Step([model, *replicated], pool, forward, criterion, device, config, fused)
 
 
 def _pool(
@@ -233,6 +290,7 @@ def _pool(
 
     * fused: (T·B·L,), indices into the joint weight, table-major.
     * joint_sparse, joint_rows: (T·B·L,), indices into the joint weight, sample-major; joint_rows has no offsets.
+    * spread: (T·B·L,) in int32, table-major, with the lengths of all bags in place of offsets.
     * Others: (T, B·L), or flat if the number of lookups differs between tables.
     """
     if is_dry(device):
@@ -252,6 +310,9 @@ def _pool(
             counts = torch.tensor(lookups).repeat_interleave(batch_size)
             index = torch.cat(parts)
             offset = counts.cumsum(0) - counts
+        elif embedding == "spread":
+            index = torch.cat(parts).int()
+            offset = torch.tensor(lookups).repeat_interleave(batch_size).int()
         elif embedding in JOINT:
             counts = torch.tensor(lookups).repeat(batch_size)
             index = torch.cat([part.view(batch_size, -1) for part in parts], 1).view(-1)
@@ -269,16 +330,17 @@ def _pool(
 
 def _shapes(lookups: Sequence[int], width: int, embedding: str, batch_size: int) -> Batch:
     """A batch of `_pool` whose memory is never touched."""
-    joint = embedding in ("fused", *JOINT)
+    joint = embedding in ("fused", "spread", *JOINT)
+    kind = torch.int32 if embedding == "spread" else torch.long
     tables = len(lookups)
     each = batch_size * lookups[0]
     index_shape = (tables, each)
     offset_shape = (tables, batch_size)
     flat_shape = (batch_size * sum(lookups),)
     flat = joint or len(set(lookups)) > 1
-    index = host_empty(*(flat_shape if flat else index_shape), dtype=torch.long)
+    index = host_empty(*(flat_shape if flat else index_shape), dtype=kind)
     offsets = (batch_size * tables,) if joint else offset_shape
-    offset = host_empty(*offsets, dtype=torch.long)
+    offset = host_empty(*offsets, dtype=kind)
     dense = host_empty(batch_size, width)
     label = host_empty(batch_size)
     return (dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label)

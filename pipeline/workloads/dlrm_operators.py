@@ -31,9 +31,6 @@ WIDTH_MULTIPLE = 8
 It is the alignment of products in half precision on tensor cores.
 """
 
-STATES = {"none": 0, "sgd": 0, "adagrad": 1, "adam": 2}
-"""Optimizers that the backward pass can apply -> number of tensors of the weight's size that each keeps."""
-
 
 class FusedLookup(torch.autograd.Function):
     """Sums of rows for all tables; the backward pass applies the optimizer to the rows that were used."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.model_files import file_digest
-from pipeline.paths import project_dir
+from pipeline.question.embedding_tables import table_configs_path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INSTALLED = ("site-packages", "dist-packages")
@@ -46,12 +46,6 @@ def file_digests(model: Mapping[str, Any]) -> dict[str, str]:
     if model.get("target"):
         found += _modules(str(model["target"]).partition(":")[0])
     return {os.path.relpath(path): file_digest(path)[:16] for path in found if path.is_file()}
-
-
-def table_configs_path(named: object) -> Path:
-    """Path of `model.table_configs`: in the current folder, else in the project's folder."""
-    path = Path(str(named))
-    return path if path.is_absolute() or path.is_file() else project_dir() / path
 
 
 def _modules(target: str) -> list[Path]:

@@ -85,10 +85,8 @@ def test_options_of_the_exchange_make_no_second_question_about_one_gpu() -> None
             "devices=3 cluster=pair-rtx",
             "devices=3: a node of pair-rtx holds 2 GPUs, so 2 are needed",
         ),
-        (
-            "devices=4 parallel=hybrid",
-            "choose one of ddp, fsdp; hybrid parallelism is not predicted yet",
-        ),
+        ("devices=4 parallel=hybrid", "resnet50 has no embedding tables to spread"),
+        ("devices=4 parallel=experts", "choose one of ddp, fsdp, hybrid"),
         ("devices=4 parallel=fsdp parallel.tp=2", "unknown option 'parallel.tp' of parallel=fsdp"),
         ("devices=4 parallel=fsdp parallel.shard_size=3", "give a divisor of devices=4 above 1"),
         ("devices=4 parallel=fsdp parallel.shard_size=x", "give a divisor of devices=4"),

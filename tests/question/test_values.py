@@ -13,9 +13,9 @@ from pipeline.collect.campaign_grid import load_model
 from pipeline.errors import ConfigError, InputError
 from pipeline.paths import config_dir
 from pipeline.question.compose import choices
+from pipeline.question.embedding_tables import check_distribution, tables
 from pipeline.question.options import WORKLOAD_DEFAULTS, workload_values
 from pipeline.question.question import expand
-from pipeline.workloads.embedding_tables import check_distribution, tables
 from pipeline.yaml_text import load_yaml
 
 

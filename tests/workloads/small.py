@@ -13,7 +13,7 @@ TOKENS = {"width": 32, "heads": 2, "layers": 1, "vocabulary": 50, "positions": 1
 
 SMALL = {
     "dlrm_default": {}, "dlrm_ddp": {}, "dlrm_mlperf": {}, "dlrm_mlperf_lin2022": {},
-    "dlrm_nvidia": {"embedding": "fused"},
+    "dlrm_nvidia": {"embedding": "fused"}, "dlrm_dcnv2": {"optimizer": "sgd"},
     "dlrm_open_source": {}, "dlrm_small": {"embedding": "fused"}, "resnet50": {"image_size": 32},
     "inception_v3": {}, "dcgan": {"width": 4}, "transformer": {**TOKENS, "positions": None},
     "gnmt": {"width": 16, "vocabulary": 50, "seq_len": 5}, "bert_large": TOKENS,

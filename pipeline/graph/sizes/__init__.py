@@ -13,10 +13,22 @@ from pipeline.graph.sizes import (
     pointwise,
     reduction,
     rows,
+    spread_features,
 )
 from pipeline.graph.sizes.vocabulary import REGISTERED
 
-MODULES = (boxes, convolution, embedding, matmul, movement, optimizer, pointwise, reduction, rows)
+MODULES = (
+    boxes,
+    convolution,
+    embedding,
+    spread_features,
+    matmul,
+    movement,
+    optimizer,
+    pointwise,
+    reduction,
+    rows,
+)
 """Modules that register their functions when they are imported."""
 
 SIZES = dict(REGISTERED)

@@ -8,10 +8,12 @@ from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
-from pipeline.workloads.workload_files import table_configs_path
 
 JOINT = ("joint_sparse", "joint_rows")
 """Kinds of lookups with one weight that contains the rows of all tables."""
+
+STATES = {"none": 0, "sgd": 0, "adagrad": 1, "adam": 2}
+"""Optimizers that the backward pass of a lookup can apply -> number of tensors of the weight's size that each keeps."""
 
 MAX_ROWS = 10**12
 """Maximum number of rows of a table; more rows than this do not fit into any memory."""
@@ -66,6 +68,12 @@ def _numbers(option: str, values: Sequence[Any]) -> list[int]:
         if value != int(value):
             raise ConfigError(f"model.{option}: {value} is not a whole number")
     return [int(value) for value in values]
+
+
+def table_configs_path(named: object) -> Path:
+    """Path of `model.table_configs`: in the current folder, else in the project's folder."""
+    path = Path(str(named))
+    return path if path.is_absolute() or path.is_file() else project_dir() / path
 
 
 def check_distribution(text: object) -> None:

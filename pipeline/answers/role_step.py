@@ -1,0 +1,227 @@
+"""A predicted step whose ranks have different work, because each holds other embedding tables.
+
+Each role (`Question.roles`) is captured as a step of its own; all are simulated together and meet in collectives. The slowest rank
+decides how long the step takes. What is said of active time, families and communication is that of the rank whose device works
+longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from pipeline.answers.drawn_step import draw_order, parts_of_step
+from pipeline.answers.scheduled_step import Piece
+from pipeline.answers.step_errors import ErrorSources, StepErrors, host_factors, interval
+from pipeline.answers.step_prediction import (
+    SimulatedStep,
+    answer_fields,
+    arithmetic_of,
+    asked_program,
+    device_time,
+    memory_fields,
+    several_gpus,
+)
+from pipeline.arrays import Array, Ints
+from pipeline.graph.gpu_memory import needed_bytes, stage_memory
+from pipeline.prediction import Prediction
+from pipeline.question.question import Question
+from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.program import Program
+from pipeline.simulate.program_changes import device_bound_from
+from pipeline.simulate.ranks import Role, simulate_ranks
+from pipeline.simulate.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class RolesStep:
+    """The step of each role with the errors of its times.
+
+    Attributes:
+        question: what is asked.
+        pieces: of the roles, in the order of `Question.roles`.
+    """
+
+    question: Question
+    pieces: Sequence[Piece]
+
+    @cached_property
+    def programs(self) -> list[Program]:
+        """The program of each role."""
+        return [asked_program(self.question, piece.program) for piece in self.pieces]
+
+    @cached_property
+    def meetings(self) -> list[Ints]:
+        """The number of the meeting of each call of each role: the collectives of all ranks come in one order."""
+        found = []
+        for piece in self.pieces:
+            meets = piece.step.all_calls["family"].to_numpy(object) == "collective"
+            found.append(np.where(meets, np.cumsum(meets) - 1, -1))
+        return found
+
+    def timelines(
+        self, times: Sequence[Array], host: Array, roles: Sequence[int]
+    ) -> list[Timeline]:
+        """The steps of some roles, one of a loop of equal steps.
+
+        How long each role waits in a meeting is that of a step alone, which all roles begin together.
+
+        Args:
+            times: of the distinct calls of each role, µs, shape (calls, draws).
+            host: factors on host times, shape (draws,).
+            roles: their numbers.
+        """
+        alone = len(self.pieces) == 1
+        met = [np.full(len(own), -1) if alone else own for own in self.meetings]
+        together = simulate_ranks(
+            [
+                Role(replace(program, loop=False), us[piece.step.which].T, own, host_scale=host)
+                for program, us, piece, own in zip(
+                    self.programs, times, self.pieces, met, strict=True
+                )
+            ],
+            waits_inside=False,
+        )
+        return [
+            simulate(self.programs[role], together[role].kernel_us, host_scale=host)
+            for role in roles
+        ]
+
+    @cached_property
+    def central(self) -> list[Timeline]:
+        """The steps of the slowest rank and of the last role, which has least to do, with predicted times."""
+        times = self.of_roles(self.errors.centre[:, None])
+        return self.timelines(times, np.ones(1), [self.slowest, len(self.pieces) - 1])
+
+    @cached_property
+    def computing_us(self) -> Array:
+        """Kernel time of each role without collectives, shape (roles,)."""
+        pairs = zip(self.pieces, self.meetings, strict=True)
+        return np.array([piece.central_us[met < 0].sum() for piece, met in pairs])
+
+    @property
+    def slowest(self) -> int:
+        """The role whose device works longest."""
+        return int(self.computing_us.argmax())
+
+    @property
+    def imbalance(self) -> float:
+        """Time of the longest lookups of a rank over the mean of all ranks (`Question.work_of_ranks`)."""
+        lookups = self.question.work_of_ranks[:, 0]
+        return float(lookups.max() / max(lookups.mean(), 1e-9)) if lookups.any() else 1.0
+
+    @cached_property
+    def errors(self) -> StepErrors:
+        """Widths of the errors of the distinct calls of all roles, in order; equal calls share an error."""
+        calls = pd.concat([piece.step.calls for piece in self.pieces])
+        times = pd.concat([piece.predicted for piece in self.pieces])
+        host = self.pieces[0].program.host_evidence
+        return StepErrors.of(ErrorSources.of(calls), times, host, self.question.host.log_sd)
+
+    def of_roles(self, times: Array) -> list[Array]:
+        """Times of all distinct calls by role."""
+        return np.split(times, np.cumsum([len(piece.step.calls) for piece in self.pieces])[:-1])
+
+    def drawn(self) -> tuple[list[Array], Array]:
+        """Drawn times of the distinct calls of each role, shape (calls, draws), and factors on host times, shape (draws,)."""
+        settings, slowest = self.question.predict, self.slowest
+        weights = np.concatenate(
+            [
+                np.bincount(piece.step.which, minlength=len(piece.step.calls)) * (role == slowest)
+                for role, piece in enumerate(self.pieces)
+            ]
+        )
+        normals = self.errors.normals(weights.astype(float), settings.draws, settings.seed)
+        program = self.programs[slowest]
+        host = host_factors(self.errors.host, program, settings.draws, settings.seed)
+        return self.of_roles(self.errors.times(normals)), host
+
+
+@dataclass(frozen=True)
+class RoleDraws:
+    """The draws of a step of several roles, as of `drawn_step.DrawnStep`."""
+
+    step: RolesStep
+
+    @property
+    def calls(self) -> pd.DataFrame:
+        """Device calls of the slowest rank."""
+        return self.step.pieces[self.step.slowest].step.all_calls
+
+    def step_us(self) -> Array:
+        """The step time of each draw, µs, shape (draws,)."""
+        question = self.step.question
+        (timeline,) = self.step.timelines(*self.step.drawn(), [self.step.slowest])
+        return np.asarray(timeline.step_us[draw_order(question.gpu.name, question.predict.draws)])
+
+    def parts(self) -> dict[str, Array]:
+        """The parts of the slowest rank's step in each draw, µs, shape (draws,), as of `parts_of_step`."""
+        step, slowest = self.step, self.step.slowest
+        times, host = step.drawn()
+        (timeline,) = step.timelines(times, host, [slowest])
+        piece = step.pieces[slowest].step
+        us = times[slowest] * np.bincount(piece.which, minlength=len(piece.calls))[:, None]
+        families = {
+            str(family): us[rows].sum(axis=0)
+            for family, rows in piece.calls.groupby("family").indices.items()
+        }
+        computing = timeline.active_of(~timeline.program.communicates)
+        active = timeline.active_us
+        found = parts_of_step(families, timeline.step_us, active, active - computing)
+        order = draw_order(step.question.gpu.name, step.question.predict.draws)
+        return {name: values[order] for name, values in found.items()}
+
+
+def predict_roles(
+    step: RolesStep, folders: tuple[str, ...], with_interval: bool = True
+) -> SimulatedStep:
+    """Predict a step whose ranks have different work.
+
+    Args:
+        step: its roles with predicted times.
+        folders: folders that the kernel models were read from.
+        with_interval: as of `step_prediction.predict_step`.
+    """
+    question, slowest = step.question, step.slowest
+    assert question.ranks is not None
+    piece, program = step.pieces[slowest], step.programs[slowest]
+    timeline, last = step.central
+    step_us = float(timeline.step_us[0])
+    draws = RoleDraws(step) if with_interval else None
+    draws_us = draws.step_us() if draws else None
+    low, high = (step_us, step_us) if draws_us is None else interval(draws_us, step_us)
+    device = device_time(piece.step.shown_rows(piece.predicted, piece.central_us))
+    memory = stage_memory(
+        [one.step.memory for one in step.pieces], question.ranks, question.workload
+    )
+    need = needed_bytes(memory, question.gpu)
+    several = several_gpus(question.ranks, *timeline.communication_us)
+    prediction = Prediction(
+        **answer_fields(question, piece.step, device),
+        **memory_fields(question.gpu, need),
+        **device,
+        arithmetic=arithmetic_of(question.gpu, piece.step.model_flops),
+        predicted_us=step_us,
+        active_us=float(timeline.active_us[0]),
+        host_us=float(timeline.host_us[0]),
+        p10_us=low,
+        p90_us=high,
+        host_evidence={
+            kind: float(share) for kind, share in program.host_evidence.items() if share > 0
+        },
+        bound=timeline.bound,
+        several=replace(
+            several, imbalance=step.imbalance, sharding=question.ranks.parallel.sharding
+        ),
+        models_from=folders,
+        draws_us=draws_us,
+    )
+    if with_interval and timeline.bound == "host":
+        bound_from = device_bound_from(program, piece.central_us)
+        prediction = replace(prediction, device_bound_from=bound_from)
+    other = (len(step.pieces) - 1, last) if slowest < len(step.pieces) - 1 else None
+    return SimulatedStep(prediction, timeline, draws, slowest, other)

@@ -1,0 +1,74 @@
+"""The configuration of the files that overrides choose, and of the values that they change, checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.hardware import find_gpu
+from pipeline.hardware.find_gpu import LOCAL, load_gpu
+from pipeline.question.checks import (
+    check_names,
+    check_sections,
+    example,
+    models_of_libraries,
+    refuse_new_keys,
+    unknown_option,
+)
+from pipeline.question.compose import Override, choices, configuration, refuse_other_names
+from pipeline.question.options import NAMED_BY, option_of
+
+
+def composed(
+    chosen: Mapping[str, str], values: Sequence[Override]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration of a question, and that of its files alone."""
+    files = {
+        group: None if (group, name) == ("gpu", LOCAL) else name for group, name in chosen.items()
+    }
+    # the values of `local` come from the machine
+    local = {"gpu": {"name": LOCAL}} if chosen.get("gpu") == LOCAL else {}
+    base = configuration(files)[0] | local
+    check_sections(base)
+    check_names(chosen, base)
+    try:
+        config, missing = configuration(files, values)
+    except KeyError as error:
+        raise ConfigError(unknown_option(error.args[0], base)) from None
+    config |= local
+    refuse_new_keys(config, base)
+    model, architecture = config["model"]["name"], config["model"].get("architecture")
+    if architecture != base["model"].get("architecture"):
+        raise ConfigError(
+            f"model.architecture={architecture}: model={model} is of another; take model=NAME of"
+            " that architecture (steptime models), or copy its file to a name of your own"
+        )
+    named = NAMED_BY.get(str(architecture)) == "model.name"
+    refuse_other_names(values, named)
+    nameless = named and not any(override.key == "model.name" for override in values)
+    if absent := [*(key for key in missing if key != "batch_size"), *["model.name"] * nameless]:
+        raise ConfigError("; ".join(f"give a value for {key}{example(key)}" for key in absent))
+    return config, base
+
+
+def name_in_group(override: Override) -> str:
+    """The file that `gpu=`, `model=`, `kernels=` or `overheads=` names; an alias of a GPU and a path become its name."""
+    group, stated = override.key, override.value
+    name = stated if isinstance(stated, str) else override.text.partition("=")[2]
+    parts = name.replace(",", " ").split()
+    several = len(parts) > 1 and isinstance(stated, str)
+    if several and (
+        group != "gpu" or all(map(find_gpu.is_known, parts))
+    ):  # `NVIDIA A10G` is one GPU
+        raise ConfigError(
+            f"{group}={name}: write several values with commas and no spaces:"
+            f" {group}={','.join(parts)}"
+        )
+    if group == "gpu":
+        return name if name == LOCAL else load_gpu(name).name
+    if name not in choices(group):
+        nearest = models_of_libraries(name) if group == "model" else ""
+        remedy = option_of(group).remedy
+        raise UnknownNameError(group, name, choices(group), nearest, remedy=remedy)
+    return name

@@ -1,0 +1,377 @@
+"""Which ranks hold which embedding tables: a plan of placements, the simple plans, and one that balances the ranks.
+
+A table is held whole by one rank (table-wise), some of its columns by each of several ranks (column-wise), some of its rows by each
+rank (row-wise), or whole by every rank (replicated). These are TorchRec's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pipeline.arrays import Array, Ints
+from pipeline.errors import ConfigError, LayoutError
+
+TABLE_WISE, COLUMN_WISE, ROW_WISE, REPLICATED = (
+    "table_wise", "column_wise", "row_wise", "replicated",
+)  # fmt: skip
+KINDS = (TABLE_WISE, COLUMN_WISE, ROW_WISE, REPLICATED)
+
+LEAST_COLUMNS = 16
+"""Columns of the narrowest part of a table that `balanced` makes; narrower rows are slower for each byte."""
+
+CUT_SHARES = (1.0, 0.5, 0.25)
+"""Shares of the fair time of a rank from which tables are cut."""
+
+OTHER_BYTES = 4e9
+"""Memory that a balanced plan leaves on each GPU for all but tables, bytes."""
+
+SORTED_BYTES = 40.0
+"""Bytes that FBGEMM's update moves for each index (linear index, sort of keys and places, runs)."""
+
+L2_SPEED = 3.0
+"""Bandwidth of L2 over that of memory, of a usual GPU."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a table is.
+
+    Attributes:
+        kind: one of `KINDS`.
+        ranks: that hold a part of it; empty for all.
+        columns: that each of these ranks holds; empty where each holds all.
+    """
+
+    kind: str
+    ranks: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a model.
+
+    Attributes:
+        rows: of each table.
+        lookups: of a sample in each table, the mean.
+        dim: columns of all.
+        states: tensors of a table's size that its optimizer keeps.
+    """
+
+    rows: tuple[int, ...]
+    lookups: tuple[float, ...]
+    dim: int
+    states: int = 0
+
+    @property
+    def bytes(self) -> Array:
+        """Bytes of each table in fp32 with its optimizer's states, shape (tables,)."""
+        return 4.0 * (1 + self.states) * self.dim * np.array(self.rows, float)
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A placement of each table.
+
+    Attributes:
+        placements: one of each table.
+        ranks: number of ranks.
+    """
+
+    placements: tuple[Placement, ...]
+    ranks: int
+
+    def plain(self) -> list[list[Any]]:
+        """As lists, for a configuration; `of_plain` reads them."""
+        return [[each.kind, list(each.ranks), list(each.columns)] for each in self.placements]
+
+    @classmethod
+    def of_plain(cls, plain: Sequence[Any], ranks: int) -> TablePlan:
+        """The plan of `plain` lists."""
+        return cls(tuple(Placement(k, tuple(r), tuple(c)) for k, r, c in plain), ranks)
+
+    def of_kind(self, kind: str) -> list[int]:
+        """Numbers of the tables that are placed so."""
+        return [number for number, each in enumerate(self.placements) if each.kind == kind]
+
+    @cached_property
+    def parts(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Of each rank, the tables of which it holds columns, and how many; wide parts first, then by table."""
+        held: list[list[tuple[int, int]]] = [[] for _ in range(self.ranks)]
+        for number, each in enumerate(self.placements):
+            for rank, columns in zip(each.ranks, each.columns, strict=True):
+                held[rank].append((number, columns))
+        return tuple(tuple(sorted(own, key=lambda part: (-part[1], part[0]))) for own in held)
+
+
+def check_plan(plan: TablePlan, tables: Tables, named: str) -> None:
+    """Refuse a plan that is not one of these tables on these ranks.
+
+    Args:
+        plan: the plan.
+        tables: the tables.
+        named: where the plan is from, for the message.
+    """
+    count = len(tables.rows)
+    if len(plan.placements) != count:
+        raise ConfigError(f"{named}: places {len(plan.placements)} tables; the model has {count}")
+    for number, each in enumerate(plan.placements):
+        where = f"{named}: table {number}"
+        if each.kind not in KINDS:
+            raise ConfigError(f"{where}: {each.kind} is none of {', '.join(KINDS)}")
+        if each.kind in (ROW_WISE, REPLICATED):
+            continue
+        if not each.ranks or not all(0 <= rank < plan.ranks for rank in each.ranks):
+            raise ConfigError(
+                f"{where}: give ranks from 0 to {plan.ranks - 1}, not {list(each.ranks)}"
+            )
+        if len(each.ranks) != len(each.columns) or sum(each.columns) != tables.dim:
+            raise ConfigError(
+                f"{where}: its parts have {list(each.columns)} columns on {len(each.ranks)} ranks;"
+                f" together they must have {tables.dim}"
+            )
+
+
+def _whole(ranks: Sequence[int], dim: int, count: int) -> TablePlan:
+    return TablePlan(tuple(Placement(TABLE_WISE, (rank,), (dim,)) for rank in ranks), count)
+
+
+def round_robin(tables: Tables, ranks: int) -> TablePlan:
+    """Whole tables, one rank after the other."""
+    return _whole([number % ranks for number in range(len(tables.rows))], tables.dim, ranks)
+
+
+def by_size(tables: Tables, ranks: int) -> TablePlan:
+    """Whole tables, the largest first, each to the rank with the fewest bytes."""
+    held, chosen = np.zeros(ranks), np.zeros(len(tables.rows), int)
+    for table in np.argsort(-tables.bytes, kind="stable"):
+        chosen[table] = int(held.argmin())
+        held[chosen[table]] += tables.bytes[table]
+    return _whole(chosen.tolist(), tables.dim, ranks)
+
+
+def column_wise(tables: Tables, ranks: int) -> TablePlan:
+    """Each table in equal parts of its columns, at least four each, on the ranks behind those of the table before."""
+    parts = next(
+        n for n in range(min(ranks, max(tables.dim // 4, 1)), 0, -1) if tables.dim % n == 0
+    )
+    columns, placed = (tables.dim // parts,) * parts, []
+    for table in range(len(tables.rows)):
+        own = tuple((table * parts + part) % ranks for part in range(parts))
+        placed.append(Placement(COLUMN_WISE, own, columns))
+    return TablePlan(tuple(placed), ranks)
+
+
+def row_wise(tables: Tables, ranks: int) -> TablePlan:
+    """Each table in equal parts of its rows on all ranks; tables with fewer rows than ranks are replicated."""
+    kinds = [ROW_WISE if rows >= ranks else REPLICATED for rows in tables.rows]
+    return TablePlan(tuple(map(Placement, kinds)), ranks)
+
+
+SIMPLE: dict[str, Callable[[Tables, int], TablePlan]] = {
+    "round_robin": round_robin, "by_size": by_size,
+    COLUMN_WISE: column_wise, ROW_WISE: row_wise,
+}  # fmt: skip
+"""Plans that look at no time, by name."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What times of lookups and exchanges depend on.
+
+    Attributes:
+        memory_gb_per_s: bandwidth of a GPU's memory.
+        l2_bytes: of a GPU.
+        memory_bytes: usable memory of a GPU.
+        link_gb_per_s: at which a GPU sends to others.
+    """
+
+    memory_gb_per_s: float
+    l2_bytes: float
+    memory_bytes: float
+    link_gb_per_s: float
+
+
+Costs = Callable[[int], Array]
+"""Times of a part of each table with so many columns, µs, shape (tables, 2): lookups and updates, and the exchange of rows."""
+
+
+def small_tables(tables: Tables, batch: int, element: int) -> list[int]:
+    """The tables whose dense gradients have fewer bytes than the rows that a rank exchanges for its `batch` samples."""
+    return [table for table, rows in enumerate(tables.rows) if 4 * rows < batch * element]
+
+
+def part_us(tables: Tables, samples: int, machine: Machine, columns: int, element: int) -> Array:
+    """About what a part of each table with so many columns takes (`Costs`).
+
+    Traffic as of `pipeline.families.embedding_lookups` for uniform indices: rows that stay in L2 are read from memory once.
+
+    Args:
+        tables: the tables.
+        samples: of all ranks.
+        machine: what the time depends on.
+        columns: of the parts.
+        element: bytes of an exchanged element.
+    """
+    rows, looked_up = np.array(tables.rows, float), samples * np.array(tables.lookups)
+    row = 32.0 * np.ceil(columns * 4.0 / 32.0)
+    distinct = -rows * np.expm1(-looked_up / rows)
+    missed = np.where(rows * row < machine.l2_bytes, distinct, looked_up) * row
+    forward = missed + looked_up * row / L2_SPEED + samples * row
+    update = samples * row + looked_up * (row / L2_SPEED + SORTED_BYTES)
+    update += 2.0 * (1 + tables.states) * distinct * row
+    moved = np.full(len(rows), 2.0 * samples * columns * element)
+    rates = [machine.memory_gb_per_s, machine.link_gb_per_s]
+    return np.stack([forward + update, moved], 1) / rates / 1e3
+
+
+def balanced(
+    tables: Tables, ranks: int, costs: Costs, memory_bytes: float, copied: Sequence[int] = ()
+) -> TablePlan:
+    """Parts of tables, the longest first, each to the rank that then has the least to do; then moves that shorten the step.
+
+    What is shortened is the time of the rank with the longest lookups and of the one with the largest exchange: all wait for both.
+    A table that takes more than some share of the time of a rank, or that does not fit, is cut into halves of its columns; of
+    several such shares the best plan is taken.
+
+    Args:
+        tables: the tables.
+        ranks: number of ranks.
+        costs: times of parts.
+        memory_bytes: that each rank has for tables.
+        copied: tables that all ranks hold.
+
+    Raises:
+        LayoutError: the tables do not fit.
+    """
+    total = tables.bytes.sum()
+    if total > ranks * memory_bytes:
+        raise LayoutError(
+            f"devices={ranks}: the tables and their optimizer take {total / 1e9:,.0f} GB;"
+            f" {int(total // memory_bytes) + 1} GPUs have room for them"
+        )
+    widths = [tables.dim]
+    while widths[-1] % 2 == 0 and widths[-1] > LEAST_COLUMNS:
+        widths.append(widths[-1] // 2)
+    times = {columns: costs(columns) for columns in widths}
+    left = np.setdiff1d(np.arange(len(tables.rows)), copied)
+    of = {columns: us[left] for columns, us in times.items()}
+    found = []
+    for share in CUT_SHARES:
+        for largest in memory_bytes / np.array([1, 2, 4, 8]):
+            placed = _placed(tables.bytes[left], of, ranks, memory_bytes, share, largest)
+            if placed:
+                found.append(placed)
+                break
+    if not found:
+        raise LayoutError(
+            f"devices={ranks}: the tables fit in no way of cutting their columns; take more GPUs,"
+            " or parallel.sharding=row_wise"
+        )
+    _, parts = min(found, key=lambda one: one[0])
+    placements = [Placement(REPLICATED)] * len(tables.rows)
+    for table, own in zip(left.tolist(), parts, strict=True):
+        on, columns = (tuple(each) for each in zip(*sorted(own), strict=True))
+        placements[table] = Placement(TABLE_WISE if len(own) == 1 else COLUMN_WISE, on, columns)
+    return TablePlan(tuple(placements), ranks)
+
+
+def _placed(
+    table_bytes: Array,
+    times: dict[int, Array],
+    ranks: int,
+    memory_bytes: float,
+    share: float,
+    largest: float,
+) -> tuple[float, list[list[tuple[int, int]]]] | None:
+    """About what a step waits for tables that are cut so, µs, and rank and columns of the parts of each; None: they do not fit."""
+    dim = max(times)
+    cut = _cut(table_bytes, times, share * times[dim][:, 0].sum() / ranks, largest)
+    us = np.array([times[columns][table] for table, columns in cut])
+    size = np.array([table_bytes[table] * columns / dim for table, columns in cut])
+    owner = _owners(us, size, ranks, memory_bytes)
+    if owner is None:
+        return None
+    parts: list[list[tuple[int, int]]] = [[] for _ in table_bytes]
+    for (table, columns), rank in zip(cut, owner.tolist(), strict=True):
+        parts[table].append((rank, columns))
+    return float(_loads(owner, us, ranks).max(axis=0).sum()), parts
+
+
+def _loads(owner: Ints, us: Array, ranks: int) -> Array:
+    """Times of each rank, shape (ranks, 2)."""
+    return np.stack([np.bincount(owner, values, ranks) for values in us.T], 1)
+
+
+def _cut(
+    table_bytes: Array, times: dict[int, Array], longest_us: float, largest_bytes: float
+) -> list[tuple[int, int]]:
+    """Parts of tables as table and columns: as wide as some time and some bytes allow."""
+    parts, dim = [], max(times)
+    for table, size in enumerate(table_bytes):
+        allowed = (
+            columns
+            for columns, us in times.items()
+            if us[table, 0] <= longest_us and size * columns / dim <= largest_bytes
+        )
+        columns = next(allowed, min(times))
+        parts += [(table, columns)] * (dim // columns)
+    return parts
+
+
+def _owners(us: Array, size: Array, ranks: int, memory_bytes: float) -> Ints | None:
+    """The rank of each part, shape (parts,), from its times, shape (parts, 2), and bytes; None where they do not fit."""
+    load, held = np.zeros(ranks), np.zeros(ranks)
+    owner = np.zeros(len(us), np.int64)
+    total, large = us.sum(axis=1), size > memory_bytes / 4
+    for part in np.lexsort((-total, np.where(large, -size, 0.0))):  # what hardly fits goes first
+        fits = held + size[part] <= memory_bytes
+        if not fits.any():
+            return None
+        owner[part] = np.where(fits, load, np.inf).argmin()
+        load[owner[part]] += total[part]
+        held[owner[part]] += size[part]
+    for _ in range(20 * len(us)):
+        moves = [_best_move(owner, us, size, ranks, memory_bytes, kind) for kind in (0, 1)]
+        gain, parts, new = max(moves, key=lambda move: move[0])
+        if gain <= 0:
+            break
+        owner[parts] = new
+    return owner
+
+
+def _best_move(
+    owner: Ints, us: Array, size: Array, ranks: int, memory_bytes: float, kind: int
+) -> tuple[float, list[int], list[int]]:
+    """The exchange of a part of the rank with most of a kind of time for one of another rank, or for none, that gains most.
+
+    Returns:
+        What it gains, µs; the parts that move, and where they go.
+    """
+    load = _loads(owner, us, ranks)
+    held = np.bincount(owner, size, ranks)
+    worst = int(load[:, kind].argmax())
+    mine, others = np.flatnonzero(owner == worst), np.flatnonzero(owner != worst)
+    to = np.append(owner[others], np.arange(ranks))
+    back = np.concatenate([us[others], np.zeros((ranks, 2))])
+    given = us[mine][:, None] - back
+    more = size[mine][:, None] - np.append(size[others], np.zeros(ranks))
+    rest = np.delete(load, worst, axis=0)
+    order = np.sort(rest, axis=0)[-2:] if ranks > 2 else np.zeros((2, 2))
+    apart = np.where(load[to] == order[-1], order[0], order[-1])  # the most of ranks that stay
+    after = np.maximum(np.maximum(load[worst] - given, load[to] + given), apart).sum(axis=2)
+    room = (held[to] + more <= memory_bytes) & (held[worst] - more <= memory_bytes)
+    after = np.where(room & (to != worst), after, np.inf)
+    before = load.max(axis=0).sum()
+    if not after.size or after.min() >= before * (1 - 1e-6):
+        return 0.0, [], []
+    give, take = np.unravel_index(int(after.argmin()), after.shape)
+    parts, new = [int(mine[give])], [int(to[take])]
+    if take < len(others):
+        parts, new = [*parts, int(others[take])], [*new, worst]
+    return float(before - after.min()), parts, new

@@ -1,0 +1,93 @@
+"""Predicted steps of recommendation models whose tables are spread over GPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.answers.engine import engine
+from pipeline.answers.sharding_plan import ShardingPlan, find_sharding
+from pipeline.question.question import ask
+from pipeline.question.table_plan_files import as_list
+from pipeline.show.sharding import draw_sharding, write_sharding
+from tests.commands import Steptime
+
+TABLES = [
+    "gpu=A100-SXM4-80GB", "model=dlrm_default", "devices=4", "batch_size=4096",
+    "model.rows=[4000000,4000000,1000,1000,50,3000000]", "model.lookups=[400,1,1,2,1,150]",
+    "model.tables=6", "predict.draws=64",
+]  # fmt: skip
+HYBRID = [*TABLES, "parallel=hybrid"]
+
+
+@pytest.fixture(scope="module")
+def found() -> ShardingPlan:
+    return find_sharding(TABLES)
+
+
+def test_the_fastest_plan_is_no_slower_than_any_and_near_its_bound(found: ShardingPlan) -> None:
+    steps = [row["step_us"] for row in found.rows()]
+    assert found.prediction.predicted_us == min(steps)
+    assert 0.9 * found.prediction.predicted_us < found.bound_us <= found.prediction.predicted_us
+    slower = found.over("round_robin")
+    assert slower is not None and slower > 1.1
+
+
+def test_its_files_give_the_same_step(found: ShardingPlan, tmp_path: Path) -> None:
+    beside = write_sharding(found, tmp_path / "plan.yaml")
+    for path in (tmp_path / "plan.yaml", beside):
+        again = engine().predict_one(ask([*HYBRID, f"parallel.sharding={path}"]), detail=False)
+        assert again.whole().predicted_us == pytest.approx(found.prediction.predicted_us, rel=1e-9)
+    figure = draw_sharding(found)
+    assert next(iter(figure.axes[0].get_yticklabels())).get_text().startswith("rank")
+
+
+def test_an_answer_says_how_uneven_ranks_are_and_shows_two_of_them() -> None:
+    answer = engine().predict_one(ask([*HYBRID, "parallel.sharding=round_robin"]))
+    several = answer.whole().several
+    assert several is not None and several.imbalance is not None and several.imbalance > 1.5
+    row = answer.as_row()
+    assert row["sharding"] == "round_robin" and row["imbalance"] == several.imbalance
+    names = [e["args"]["name"] for e in answer.other_rank if e["name"] == "process_name"]
+    assert names and all(name.startswith("rank ") for name in names)
+    p = answer.whole()
+    assert p.p10_us < p.predicted_us < p.p90_us
+
+
+def test_the_slowest_rank_sets_the_step_and_others_wait_for_it() -> None:
+    even, uneven = (
+        engine().predict_one(ask([*HYBRID, f"parallel.sharding={name}"]))
+        for name in ("auto", "round_robin")
+    )
+    assert uneven.whole().predicted_us > 1.05 * even.whole().predicted_us
+    waits = [
+        e["dur"]
+        for e in uneven.other_rank
+        if e.get("cat") == "kernel" and "all_to_all" in e["name"]
+    ]
+    calls = uneven.calls
+    assert calls is not None and max(waits) > 500  # the idle rank stands in the exchange
+
+
+def test_one_gpu_answers_as_before_and_memory_is_that_of_the_fullest_rank(tmp_path: Path) -> None:
+    spread = engine().predict_one(ask([*HYBRID, "parallel.sharding=by_size"]), detail=False)
+    alone = [text for text in TABLES if not text.startswith("devices")]
+    one = engine().predict_one(ask(alone), detail=False).whole()
+    assert one.several is None
+    largest = 4 * 64 * 4_000_000
+    assert largest < spread.whole().memory_bytes < one.memory_bytes
+
+
+def test_the_command_prints_json_with_the_work_of_each_rank(
+    steptime: Steptime, tmp_path: Path, found: ShardingPlan
+) -> None:
+    out = tmp_path / "plan.yaml"
+    _, printed, _ = steptime("plan", "sharding", *TABLES, "--json", "--out", str(out))
+    said = json.loads(printed)
+    assert len(said["ranks"]) == 4 and len(said["placements"]) == 6
+    assert np.isclose(said["step_us"], min(row["step_us"] for row in said["plans"]))
+    assert out.exists() and out.with_suffix(".json").exists()
+    assert as_list(found.plan) == out.read_text()

@@ -1,0 +1,106 @@
+"""Captured steps of embedding tables that are spread over ranks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+import pandas as pd
+import pytest
+
+from pipeline.graph.capture import capture
+from pipeline.graph.device_calls import map_calls, unknown_operators
+from pipeline.graph.table import Graph
+from pipeline.hardware.find_gpu import load_gpu
+from tests.graph.gloo_tables import BATCH, DDP, DIM, LOOKUPS, PLANS, ROWS, config_of
+from tests.graph.test_data_parallel import run_two
+
+OPS = {
+    "all_to_all": "all_to_all_single",
+    "reduce_scatter": "reduce_scatter_tensor",
+    "all_gather": "all_gather_into_tensor",
+}
+"""Collective -> the function of PyTorch that starts it."""
+
+
+def captured(name: str, rank: int = 0, **changed: object) -> tuple[Graph, pd.DataFrame]:
+    """The graph and device calls of one rank."""
+    config: Mapping[str, object] = {
+        **config_of(name, rank),
+        "layout": {"dp": 2},
+        "ddp": DDP,
+        "dtype": "default",
+        **changed,
+    }
+    graph = capture(config, BATCH)
+    return graph, map_calls(graph, load_gpu("A100"))
+
+
+def exchanged(calls: pd.DataFrame) -> list[tuple[str, int, int]]:
+    """Collectives besides those of dense gradients: function, bytes sent and received."""
+    own = calls[(calls["family"] == "collective") & (calls["op"] != "all_reduce")]
+    sizes = (own[name].astype(int) for name in ("bytes_read", "bytes_written"))
+    return list(zip(own["op"].map(OPS), *sizes, strict=True))
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, int, int]]]:
+    """What the first of two real processes exchanges; they check that their step is that of one process."""
+    out = tmp_path_factory.mktemp("gloo") / "tables.txt"
+    found: dict[str, list[tuple[str, int, int]]] = ast.literal_eval(
+        run_two("tests.graph.gloo_tables", out)
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_exchanges_are_those_of_two_real_processes(
+    name: str, real: dict[str, list[tuple[str, int, int]]]
+) -> None:
+    graph, calls = captured(name)
+    assert not unknown_operators(graph, calls)
+    found, expected = exchanged(calls), real[name]
+    rows_by_value = any(placed.kind == "row_wise" for placed in PLANS[name])
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        if rows_by_value and ours[0] == "all_to_all_single":  # indices fall on rows by chance
+            assert ours[1:] == pytest.approx(theirs[1:], rel=0.35)
+        else:
+            assert ours == theirs
+
+
+def test_a_rank_holds_and_looks_up_its_parts_for_the_samples_of_all() -> None:
+    _, first = captured("columns, uneven", 0)
+    _, second = captured("columns, uneven", 1)
+    looked_up = (
+        first[first["family"] == "embedding_forward"],
+        second[second["family"] == "embedding_forward"],
+    )
+    assert [own["B"].tolist() for own in looked_up] == [[2 * BATCH] * 2, [2 * BATCH] * 3]
+    assert [sorted(own["D"].tolist()) for own in looked_up] == [[2, 4], [4, 6, 8]]
+    graph, _ = captured("whole tables, uneven", 0, optimizer="adagrad")
+    own = 4 * DIM * sum(ROWS[table] for table in (0, 2, 3))
+    dense = graph.memory.parameters - own
+    assert graph.memory.optimizer == graph.memory.parameters
+    assert graph.memory.gradients == dense
+
+
+def test_indices_travel_beside_the_step_and_the_host_waits_for_their_sizes_alone() -> None:
+    _, calls = captured("whole tables, uneven")
+    beside = calls[calls["stream"] >= 20]
+    assert {"index", "sort"} <= {*beside["family"]}
+    reads = calls[calls["family"] == "memcpy_d2h"]
+    assert reads["stream"].tolist() == beside["stream"].tolist()[:1]
+    indices = calls[(calls["op"] == "all_to_all") & (calls["dtype"] == "int32")]
+    lookups = BATCH * sum(LOOKUPS)
+    assert indices["bytes_read"].tolist() == [4 * BATCH * 4, 4 * lookups]
+
+
+def test_half_precision_halves_the_rows_that_travel() -> None:
+    _, plain = captured("whole tables, uneven")
+    _, half = captured("whole tables, uneven", dtype="fp16")
+    rows = [
+        calls[(calls["op"] == "all_to_all") & calls["dtype"].isin(["fp32", "fp16"])]
+        for calls in (plain, half)
+    ]
+    assert (rows[0]["bytes_read"] / 2).tolist() == rows[1]["bytes_read"].tolist()
