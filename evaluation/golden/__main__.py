@@ -64,6 +64,13 @@ def sweeps() -> list[list[str]]:
         ["gpu=A100-SXM4-80GB,H100", "model=gpt,llama", "devices=1,16", "model.attention=fused"],
         [
             "gpu=A100-SXM4-80GB,H100",
+            "model=dlrm_dcnv2",
+            "devices=8,16",
+            "parallel=hybrid",
+            "parallel.sharding=auto,row_wise",
+        ],
+        [
+            "gpu=A100-SXM4-80GB,H100",
             "model=gpt",
             "devices=64",
             "parallel.tp=1,8",
