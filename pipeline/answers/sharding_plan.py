@@ -11,15 +11,21 @@ from pipeline.arrays import Array
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.question.placed_tables import (
-    AUTO,
-    WITH_COPIES,
     element_bytes,
     machine_of,
     tables_of,
 )
 from pipeline.question.question import Question, ask, with_tables
 from pipeline.question.settings import written
-from pipeline.question.table_plan import REPLICATED, SIMPLE, TablePlan, Tables, part_us
+from pipeline.question.table_plan import (
+    AUTO,
+    REPLICATED,
+    SIMPLE,
+    WITH_COPIES,
+    TablePlan,
+    Tables,
+    part_us,
+)
 
 CANDIDATES = (AUTO, WITH_COPIES, *SIMPLE)
 """Plans that are simulated; of two that take equally long, the first is taken."""

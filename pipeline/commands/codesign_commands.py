@@ -136,6 +136,15 @@ def plan(
     """Find the best GPU, batch size and options for an objective, with the front of time against cost; or the best sharding."""
     given, results = split_results(space)
     if objective is Goal.sharding:
+        unread = {
+            "--samples": samples,
+            "--memory": memory,
+            "--budget": budget,
+            "--deadline": deadline,
+            "--global-batch": global_batch,
+        }
+        if named := [option for option, value in unread.items() if value is not None]:
+            raise InputError(f"{', '.join(named)}: a plan of sharding does not read it")
         plan_tables(given, figure, out, as_json, as_csv)
         return
     if out is not None:
@@ -201,12 +210,13 @@ def plan_tables(
 ) -> None:
     """Find the best plan of spread tables, and show or write it."""
     check_file(figure, "--figure")
+    check_file(out, "--out", ("yaml", "yml"))
     with working("simulating") as say:
         found = find_sharding(given, lambda name: say(f"simulating {name}"))
     if figure is not None:
         save_as(draw_sharding(found), figure)
     if out is not None:
-        write_sharding(found, out)
+        typer.echo(f"plan: {out}, TorchRec's: {write_sharding(found, out)}", err=True)
     if not printed(as_json, as_csv, found.as_dict(), found.rows()):
         show_sharding(found)
 

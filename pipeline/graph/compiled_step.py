@@ -337,9 +337,10 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
             kept.append(node)
     counts = Counter(node.name.startswith(TRITON) for node in inside if node.parent_id is not None)
     breaks = launches.computed["graph_breaks"]
+    both = any(node.phase == "backward" for node in inside)
     said = (
-        f"{counts[True]} Triton kernels and {counts[False]} library calls of forward and backward"
-        f" pass, {breaks} graph break{'s' * (breaks != '1')}"
+        f"{counts[True]} Triton kernels and {counts[False]} library calls of the forward"
+        f"{' and backward' * both} pass, {breaks} graph break{'s' * (breaks != '1')}"
     )
     step = replace(graph, table=write_nodes(renumber(kept)))
     if breaks != "0" and (lost := 1 - _arithmetic(step) / max(_arithmetic(graph), 1.0)) > MOST_LOST:

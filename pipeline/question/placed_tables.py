@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 
 from pipeline.arrays import Array
-from pipeline.errors import ConfigError
+from pipeline.errors import LayoutError
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.embedding_tables import STATES, tables
 from pipeline.question.several_gpus import Ranks
 from pipeline.question.table_plan import (
+    AUTO,
     OTHER_BYTES,
     REPLICATED,
     ROW_WISE,
     SIMPLE,
+    WITH_COPIES,
     Machine,
     TablePlan,
     Tables,
@@ -31,9 +33,6 @@ from pipeline.question.table_plan import (
     small_tables,
 )
 from pipeline.question.table_plan_files import read_plan
-
-AUTO, WITH_COPIES = "auto", "auto_replicated"
-"""Plans by times: of all tables, and with small tables on every rank."""
 
 STAND_INS = "steptime_features"
 """Namespace of stand-ins of FBGEMM's operators on features (`pipeline.workloads.spread_tables`), which capture names."""
@@ -129,14 +128,16 @@ def plan_of(
         return SIMPLE[sharding](of, ranks)
     if sharding not in (AUTO, WITH_COPIES):
         return read_plan(sharding, of, ranks)
-    room = machine.memory_bytes - OTHER_BYTES
-    if room <= 0:
-        raise ConfigError("parallel.sharding=auto: this GPU has too little memory for tables")
     element = element_bytes(model)
     copied = small_tables(of, samples // ranks, element) if sharding == WITH_COPIES else ()
-    return balanced(
-        of, ranks, lambda columns: part_us(of, samples, machine, columns, element), room, copied
-    )
+
+    def costs(columns: int) -> Array:
+        return part_us(of, samples, machine, columns, element)
+
+    try:
+        return balanced(of, ranks, costs, machine.memory_bytes - OTHER_BYTES, copied)
+    except LayoutError:  # there may be room for a small batch
+        return balanced(of, ranks, costs, machine.memory_bytes, copied)
 
 
 def work_of_ranks(

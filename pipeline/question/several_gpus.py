@@ -166,7 +166,7 @@ class Ranks:
         _check_shares(devices, parallel, model)
         if devices == parallel.micro_batches == 1:
             return None
-        _check_work(f"devices={devices}", model)
+        _check_work(f"devices={devices}", parallel, model)
         if gpu.name == LOCAL:
             raise ConfigError(
                 f"gpu=local devices={devices}: this machine's device is measured alone; name a GPU,"
@@ -370,8 +370,13 @@ def _check_divided(of: ParallelSettings, model: Mapping[str, Any]) -> None:
             raise LayoutError(f"model.{name}={size}: must be a multiple of parallel.{axis}={ranks}")
 
 
-def _check_work(devices: str, model: Mapping[str, Any]) -> None:
+def _check_work(devices: str, parallel: ParallelSettings, model: Mapping[str, Any]) -> None:
     """Refuse what several GPUs cannot do."""
+    if model.get("mode") == "inference" and parallel.spreads:
+        raise ConfigError(
+            f"{devices} model.mode=inference: tables that are spread over GPUs are predicted in"
+            " training alone"
+        )
     if model.get("mode") == "inference":
         raise ConfigError(
             f"{devices} model.mode=inference: GPUs that infer exchange nothing; multiply the"

@@ -21,6 +21,9 @@ TABLE_WISE, COLUMN_WISE, ROW_WISE, REPLICATED = (
 )  # fmt: skip
 KINDS = (TABLE_WISE, COLUMN_WISE, ROW_WISE, REPLICATED)
 
+AUTO, WITH_COPIES = "auto", "auto_replicated"
+"""Plans by times: of all tables, and with small tables on every rank."""
+
 LEAST_COLUMNS = 16
 """Columns of the narrowest part of a table that `balanced` makes; narrower rows are slower for each byte."""
 
@@ -125,15 +128,22 @@ def check_plan(plan: TablePlan, tables: Tables, named: str) -> None:
         if each.kind not in KINDS:
             raise ConfigError(f"{where}: {each.kind} is none of {', '.join(KINDS)}")
         if each.kind in (ROW_WISE, REPLICATED):
+            if each.ranks or each.columns:
+                raise ConfigError(
+                    f"{where}: {each.kind} is on all ranks; leave ranks and columns out"
+                )
             continue
+        if each.kind == TABLE_WISE and len(each.ranks) > 1:
+            raise ConfigError(f"{where}: table_wise is on one rank; several are column_wise")
         if not each.ranks or not all(0 <= rank < plan.ranks for rank in each.ranks):
             raise ConfigError(
                 f"{where}: give ranks from 0 to {plan.ranks - 1}, not {list(each.ranks)}"
             )
-        if len(each.ranks) != len(each.columns) or sum(each.columns) != tables.dim:
+        narrow = len(each.columns) > 1 and any(c <= 0 or c % 4 for c in each.columns)
+        if narrow or len(each.ranks) != len(each.columns) or sum(each.columns) != tables.dim:
             raise ConfigError(
                 f"{where}: its parts have {list(each.columns)} columns on {len(each.ranks)} ranks;"
-                f" together they must have {tables.dim}"
+                f" together they must have {tables.dim}, each part a multiple of 4"
             )
 
 
@@ -250,11 +260,6 @@ def balanced(
         LayoutError: the tables do not fit.
     """
     total = tables.bytes.sum()
-    if total > ranks * memory_bytes:
-        raise LayoutError(
-            f"devices={ranks}: the tables and their optimizer take {total / 1e9:,.0f} GB;"
-            f" {int(total // memory_bytes) + 1} GPUs have room for them"
-        )
     widths = [tables.dim]
     while widths[-1] % 2 == 0 and widths[-1] > LEAST_COLUMNS:
         widths.append(widths[-1] // 2)
@@ -269,9 +274,12 @@ def balanced(
                 found.append(placed)
                 break
     if not found:
+        narrowest = tables.bytes.max() * widths[-1] / tables.dim
+        need = int(total // max(memory_bytes, 1.0)) + 1
+        more = f"{max(need, ranks + 1)} GPUs or more may have room for them"
         raise LayoutError(
-            f"devices={ranks}: the tables fit in no way of cutting their columns; take more GPUs,"
-            " or parallel.sharding=row_wise"
+            f"devices={ranks}: the tables and their optimizer take {total / 1e9:,.0f} GB; "
+            + (more if narrowest <= memory_bytes else "take parallel.sharding=row_wise")
         )
     _, parts = min(found, key=lambda one: one[0])
     placements = [Placement(REPLICATED)] * len(tables.rows)

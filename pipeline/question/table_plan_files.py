@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.question.table_plan import (
+    AUTO,
     COLUMN_WISE,
-    KINDS,
     REPLICATED,
     ROW_WISE,
+    SIMPLE,
     TABLE_WISE,
+    WITH_COPIES,
     Placement,
     TablePlan,
     Tables,
@@ -23,6 +27,38 @@ from pipeline.yaml_text import YamlError, load_yaml
 
 TORCHREC_KINDS = {"data_parallel": REPLICATED}
 """TorchRec's words that differ from those of a plan."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A placement in a list."""
+
+    table: int
+    kind: str
+    ranks: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A part of a table in TorchRec's plan: rows and columns, and `rank:0/cuda:0`."""
+
+    shard_sizes: tuple[int, int]
+    placement: str
+
+
+@dataclass(frozen=True)
+class _Spec:
+    shards: tuple[_Shard, ...]
+
+
+@dataclass(frozen=True)
+class _Sharded:
+    """A table in TorchRec's plan."""
+
+    sharding_type: str
+    compute_kernel: str = "fused"
+    sharding_spec: _Spec | None = None
 
 
 def read_plan(path: str | Path, tables: Tables, ranks: int) -> TablePlan:
@@ -36,54 +72,85 @@ def read_plan(path: str | Path, tables: Tables, ranks: int) -> TablePlan:
     Raises:
         ConfigError: there is no such file, it cannot be read, or it does not place these tables on these ranks.
     """
+    import msgspec  # machines that are measured have none
+
     named = f"parallel.sharding={path}"
+    if not Path(path).is_file():
+        plans = ", ".join((AUTO, WITH_COPIES, *SIMPLE))
+        raise ConfigError(f"{named}: no such file; give one, or a plan by name: {plans}")
     try:
         content = load_yaml(Path(path).read_text(encoding="utf-8"))  # JSON is YAML
-    except FileNotFoundError:
-        raise ConfigError(f"{named}: no such file, and no plan of that name") from None
     except (OSError, UnicodeDecodeError, YamlError) as error:
-        raise ConfigError(f"{named}: not readable ({str(error).splitlines()[0]})") from None
+        raise ConfigError(f"{named}: not readable ({' '.join(str(error).split())})") from None
     try:
-        placed = _of_torchrec(content) if isinstance(content, Mapping) else _of_list(content)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        if isinstance(content, Mapping):
+            modules = msgspec.convert(content, dict[str, dict[str, _Sharded]])
+            placed = _of_torchrec(modules, tables, named)
+        else:
+            placed = _of_list(msgspec.convert(content, list[_Entry]), content, named)
+    except msgspec.ValidationError as error:
         raise ConfigError(
             f"{named}: neither a list of placements (table, kind, ranks, columns) nor TorchRec's"
-            f" plan ({type(error).__name__}: {error})"
+            f" plan: {error}"
         ) from None
-    if sorted(placed) != list(range(len(tables.rows))):
+    numbers = sorted(number for number, _ in placed)
+    if numbers != list(range(len(tables.rows))):
         raise ConfigError(
-            f"{named}: places the tables {sorted(placed)}; the model's are 0 to"
+            f"{named}: places the tables {numbers}; the model's are 0 to"
             f" {len(tables.rows) - 1}, each once"
         )
-    plan = TablePlan(tuple(placed[number] for number in sorted(placed)), ranks)
+    plan = TablePlan(tuple(placement for _, placement in sorted(placed, key=_number)), ranks)
     check_plan(plan, tables, named)
     return plan
 
 
-def _of_list(content: Any) -> dict[int, Placement]:
-    return {
-        int(each["table"]): Placement(
-            str(each["kind"]),
-            tuple(map(int, each.get("ranks") or ())),
-            tuple(map(int, each.get("columns") or ())),
-        )
-        for each in content
-    }
+def _number(placed: tuple[int, Placement]) -> int:
+    return placed[0]
 
 
-def _of_torchrec(content: Mapping[str, Any]) -> dict[int, Placement]:
-    """The placements of a plan of one module; tables are numbered in the order of the file."""
-    (module,) = content.values()
-    placed = {}
-    for number, each in enumerate(module.values()):
-        kind = TORCHREC_KINDS.get(each["sharding_type"], each["sharding_type"])
-        if kind not in KINDS:
-            raise ValueError(f"sharding_type {kind} is not predicted")
-        parts = (each.get("sharding_spec") or {}).get("shards") or []
-        ranks = [int(part["placement"].split(":")[1].split("/")[0]) for part in parts]
-        columns = [int(part["shard_sizes"][1]) for part in parts]
-        whole = kind in (ROW_WISE, REPLICATED)
-        placed[number] = Placement(kind) if whole else Placement(kind, tuple(ranks), tuple(columns))
+def _of_list(
+    entries: list[_Entry], content: list[dict[str, Any]], named: str
+) -> list[tuple[int, Placement]]:
+    """The tables of a list with their placements."""
+    known = [entry.name for entry in fields(_Entry)]
+    for each in content:
+        if more := sorted(set(each) - {*known}):
+            raise ConfigError(f"{named}: unknown {', '.join(more)}; a placement has {known}")
+    return [(each.table, Placement(each.kind, each.ranks, each.columns)) for each in entries]
+
+
+def _of_torchrec(
+    modules: dict[str, dict[str, _Sharded]], tables: Tables, named: str
+) -> list[tuple[int, Placement]]:
+    """The tables of a plan of one module with their placements; `t_7` is table 7, other names are in the order of the file."""
+    if len(modules) != 1:
+        raise ConfigError(f"{named}: plans {len(modules)} modules; give that of the tables alone")
+    (module,) = modules.values()
+    numbered = [re.fullmatch(r"t_(\d+)", name) for name in module]
+    placed = []
+    for place, (name, each, found) in enumerate(
+        zip(module, module.values(), numbered, strict=True)
+    ):
+        number = int(found[1]) if found and all(numbered) else place
+        kind = TORCHREC_KINDS.get(each.sharding_type, each.sharding_type)
+        if each.compute_kernel not in ("fused", "dense"):
+            raise ConfigError(
+                f"{named}: {name} has compute_kernel {each.compute_kernel}; predicted are lookups"
+                " in the memory of the GPU: fused, or dense where replicated"
+            )
+        if kind in (ROW_WISE, REPLICATED):
+            placed.append((number, Placement(kind)))
+            continue
+        shards = each.sharding_spec.shards if each.sharding_spec else ()
+        rows = {shard.shard_sizes[0] for shard in shards}
+        if number < len(tables.rows) and rows - {tables.rows[number]}:
+            raise ConfigError(
+                f"{named}: {name} has {max(rows):,} rows; table {number} of the model has"
+                f" {tables.rows[number]:,}"
+            )
+        ranks = [re.match(r"rank:(\d+)", shard.placement) for shard in shards]
+        on = tuple(int(rank[1]) if rank else -1 for rank in ranks)
+        placed.append((number, Placement(kind, on, tuple(one.shard_sizes[1] for one in shards))))
     return placed
 
 

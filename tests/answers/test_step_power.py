@@ -48,7 +48,7 @@ def test_energy_is_that_of_all_gpus_and_watts_are_of_one() -> None:
 
 
 def test_a_step_that_is_put_together_has_no_limit() -> None:
-    with pytest.raises(ConfigError, match=r"gpu.power_limit_w: not with tp, cp or pp"):
+    with pytest.raises(ConfigError, match=r"gpu.power_limit_w: not with tp, cp, pp"):
         predict(gpu="H100", model="gpt", devices=2, parallel__tp=2, gpu__power_limit_w=400)
 
 
