@@ -18,6 +18,7 @@ from pipeline.answers.step_errors import StepErrors, host_factors
 from pipeline.arrays import Array, Ints
 from pipeline.simulate.critical_path import BLOCK_VALUES, simulate, step_times
 from pipeline.simulate.program import Program
+from pipeline.simulate.timeline import Timeline
 
 COMMUNICATION, OVERLAP, IDLE = "exposed communication", "overlap", "idle"
 """Parts of a step beside kernel families. Overlap is what must be added to the families to give the time in which any of
@@ -41,6 +42,13 @@ def parts_of_step(
     exposed = {} if exposed_us is None else {COMMUNICATION: exposed_us}
     overlap = active_us - sum([*families.values(), *exposed.values()], np.zeros(()))
     return {**families, **exposed, OVERLAP: overlap, IDLE: step_us - active_us}
+
+
+def parts_of_timeline(timeline: Timeline, families_us: Mapping[str, Array]) -> dict[str, Array]:
+    """`parts_of_step` of a simulated step."""
+    active, communicates = timeline.active_us, timeline.program.communicates
+    exposed = active - timeline.active_of(~communicates) if communicates.any() else None
+    return parts_of_step(families_us, timeline.step_us, active, exposed)
 
 
 def draw_order(gpu: str, draws: int) -> Ints:
@@ -101,9 +109,5 @@ class DrawnStep:
         codes, names = pd.factorize(self.calls["family"].to_numpy(object)[ran])
         sums = np.zeros((len(names), times.shape[1]))
         np.add.at(sums, codes, times[self.which[ran]])
-        communicates = self.program.communicates
-        exposed = (
-            timeline.active_us - timeline.active_of(~communicates) if communicates.any() else None
-        )
         families = {str(name): row for name, row in zip(names, sums, strict=True)}
-        return parts_of_step(families, timeline.step_us, timeline.active_us, exposed)
+        return parts_of_timeline(timeline, families)

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.drawn_step import draw_order, parts_of_step
+from pipeline.answers.drawn_step import draw_order, parts_of_timeline
 from pipeline.answers.scheduled_step import Piece
 from pipeline.answers.step_errors import ErrorSources, StepErrors, host_factors, interval
 from pipeline.answers.step_prediction import (
@@ -169,9 +169,7 @@ class RoleDraws:
             str(family): us[rows].sum(axis=0)
             for family, rows in piece.calls.groupby("family").indices.items()
         }
-        computing = timeline.active_of(~timeline.program.communicates)
-        active = timeline.active_us
-        found = parts_of_step(families, timeline.step_us, active, active - computing)
+        found = parts_of_timeline(timeline, families)
         order = draw_order(step.question.gpu.name, step.question.predict.draws)
         return {name: values[order] for name, values in found.items()}
 
@@ -210,9 +208,7 @@ def predict_roles(
         host_us=float(timeline.host_us[0]),
         p10_us=low,
         p90_us=high,
-        host_evidence={
-            kind: float(share) for kind, share in program.host_evidence.items() if share > 0
-        },
+        host_evidence=program.host_shares,
         bound=timeline.bound,
         several=replace(
             several, imbalance=step.imbalance, sharding=question.ranks.parallel.sharding

@@ -383,9 +383,7 @@ def predict_scheduled(
         host_us=host_us,
         p10_us=low,
         p90_us=high,
-        host_evidence={
-            kind: float(share) for kind, share in first.program.host_evidence.items() if share > 0
-        },
+        host_evidence=first.program.host_shares,
         bound=max(bounds, key=lambda name: bounds[name]),
         several=several_gpus(ranks, moved, exposed),
         models_from=folders,

@@ -219,9 +219,7 @@ def predict_step(
         host_us=float(timeline.host_us[0]),
         p10_us=low,
         p90_us=high,
-        host_evidence={
-            kind: float(share) for kind, share in program.host_evidence.items() if share > 0
-        },
+        host_evidence=program.host_shares,
         bound=bound,
         measured_us=measured_us,
         several=_several(question, timeline),

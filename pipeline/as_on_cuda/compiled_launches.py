@@ -76,8 +76,7 @@ def _scheduled(
     """Lower one pass, note its launches, and return what runs in its place."""
     stages, lowering = compiler("compile_fx"), compiler("GraphLowering")
     mode = compiler("detect_fake_mode")(inputs) or compiler("V").fake_mode
-    kinds = {"is_backward": "backward"}
-    phase = next((kinds[key] for key in kinds if options.get(key)), "forward")
+    phase = "backward" if options.get("is_backward") else "forward"
     run, before = _on_host(graph), len(found.graphs)
     stages.view_to_reshape(run)
     _propagate(run, graph, inputs, mode)

@@ -96,16 +96,12 @@ def _library(node: Any, phase: str) -> Launch:
     inner = node.get_template_node() if node.is_template() else node.node
     origins = list(inner.origins)
     overload = getattr(inner, "op_overload", None)
-    kernel = str(overload or getattr(inner, "python_kernel_name", "") or "")
-    name = (
-        "aten::"
-        + kernel.split("::")[-1]
-        .removeprefix("aten.")
-        .removeprefix("extern_kernels.")
-        .partition(".")[0]
-    )
     if overload is not None:
         name = _operator(overload)
+    else:  # such as `extern_kernels.mm`
+        kernel = str(getattr(inner, "python_kernel_name", "") or "").split("::")[-1]
+        kernel = kernel.removeprefix("aten.").removeprefix("extern_kernels.")
+        name = f"aten::{kernel.partition('.')[0]}"
     own = next((each for each in origins if _operator(each.target) == name), None)
     modules = _modules(origins)
     if own is None or name in PRODUCTS:

@@ -197,9 +197,8 @@ def placed_tables(
     machine = machine_of(gpu, ranks.cluster, ranks.nodes)
     count = ranks.devices
     plan = plan_of(ranks.parallel.sharding, model, batch_size * count, count, machine)
-    placed = {"plan": plan.plain(), "ranks": count, "rank": 0}
-    first, *_ = roles(work_of({**model, "placed": placed}, batch_size, gpu, ranks))
-    return {**placed, "rank": first}
+    work = work_of_ranks(plan, tables_of(model), batch_size * count, machine, element_bytes(model))
+    return {"plan": plan.plain(), "ranks": count, "rank": roles(work)[0]}
 
 
 def work_of(model: Mapping[str, Any], batch_size: int, gpu: GpuSpec, ranks: Ranks) -> Array:

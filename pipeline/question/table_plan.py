@@ -1,7 +1,7 @@
 """Which ranks hold which embedding tables: a plan of placements, the simple plans, and one that balances the ranks.
 
-A table is held whole by one rank (table-wise), some of its columns by each of several ranks (column-wise), some of its rows by each
-rank (row-wise), or whole by every rank (replicated). These are TorchRec's words.
+A table is held whole by one rank (table-wise) or by every rank (replicated). Or several ranks hold some of its columns each
+(column-wise), or all ranks some of its rows (row-wise). These are TorchRec's words.
 """
 
 from __future__ import annotations
@@ -113,16 +113,13 @@ class TablePlan:
 
 
 def check_plan(plan: TablePlan, tables: Tables, named: str) -> None:
-    """Refuse a plan that is not one of these tables on these ranks.
+    """Refuse a plan whose placements are not those of whole tables on these ranks.
 
     Args:
-        plan: the plan.
+        plan: a placement of each table.
         tables: the tables.
         named: where the plan is from, for the message.
     """
-    count = len(tables.rows)
-    if len(plan.placements) != count:
-        raise ConfigError(f"{named}: places {len(plan.placements)} tables; the model has {count}")
     for number, each in enumerate(plan.placements):
         where = f"{named}: table {number}"
         if each.kind not in KINDS:

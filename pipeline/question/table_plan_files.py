@@ -99,13 +99,10 @@ def read_plan(path: str | Path, tables: Tables, ranks: int) -> TablePlan:
             f"{named}: places the tables {numbers}; the model's are 0 to"
             f" {len(tables.rows) - 1}, each once"
         )
-    plan = TablePlan(tuple(placement for _, placement in sorted(placed, key=_number)), ranks)
+    placement_of = dict(placed)
+    plan = TablePlan(tuple(placement_of[number] for number in numbers), ranks)
     check_plan(plan, tables, named)
     return plan
-
-
-def _number(placed: tuple[int, Placement]) -> int:
-    return placed[0]
 
 
 def _of_list(

@@ -83,8 +83,6 @@ def draw_sharding(found: ShardingPlan, page: Page = WIDE) -> Figure:
     """
     shown = shown_ranks(found)
     lookups, moved = (found.work[shown, kind] / 1e3 for kind in (0, 1))
-    several = found.prediction.several
-    assert several is not None
     of_tables = found.work[:, :2].max(axis=0).sum()
     dense = max(found.prediction.predicted_us - float(of_tables), 0.0) / 1e3
     parts = {

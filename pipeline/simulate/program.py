@@ -129,6 +129,11 @@ class Program:
         return len(self.kind)
 
     @property
+    def host_shares(self) -> dict[str, float]:
+        """Share of host time per kind of evidence that has any."""
+        return {kind: float(share) for kind, share in self.host_evidence.items() if share > 0}
+
+    @property
     def communicates(self) -> Flags:
         """Whether each device call is a collective, shape (calls,)."""
         out = np.zeros(self.call_count, bool)
