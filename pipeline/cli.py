@@ -35,6 +35,7 @@ from pipeline.terminal import (
     Csv,
     Json,
     Overrides,
+    Plot,
     Timeline,
     examples,
     printed,
@@ -223,14 +224,16 @@ def compare(
             help="write a page to play with to this .html file: toggles and a slider of the batch"
         ),
     ] = None,
+    plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
     texts, results = split_results(overrides)
     check_file(page, "--page", ("html",))
-    if out is not None and sort is not None:
-        raise InputError("--out writes rows as they are done: leave --sort away")
+    check_file(plot, "--plot")
+    if out is not None and (sort, plot) != (None, None):
+        raise InputError("--out writes rows as they are done: leave --sort and --plot away")
     questions = expand(texts)
     if sort is Order.cost and prices_of([question.gpu.name for question in questions]).empty:
         raise InputError(
@@ -252,10 +255,13 @@ def compare(
     if sort is not None:
         ordered = in_order(comparison.predictions, comparison.prices, sort)
         comparison = replace(comparison, predictions=ordered)
+    if plot is not None:
+        save_as(comparison.plot(), plot)
     if not printed(as_json, as_csv, *_facts(comparison)):
         console().print(comparison, crop=False)
-        if page is not None:
-            print(f"page: {page}")
+        for name, path in {"page": page, "plot": plot}.items():
+            if path is not None:
+                print(f"{name}: {path}")
 
 
 def _facts(comparison: Comparison) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -137,7 +137,9 @@ class SeveralGpus:
         }
 
 
-POWER_SD = {"fitted": 0.08, "assumed": 0.13}
+POWER_SD = {"fitted": 0.08, "checked": 0.13, "assumed": 0.13}
+
+JOULES_PER_KWH = 3.6e6
 
 Z90 = 1.2816
 """The 90th percentile of the standard normal distribution."""
@@ -155,7 +157,8 @@ class Power:
     binds: str
     """What keeps the clock there: `power`, `boost clock`, `locked clock` or `host`, for which the GPU waits."""
     evidence: str
-    """`fitted` for cards to which constants of the power model were fitted, `assumed` for others."""
+    """`fitted` for fp32 on cards to which constants of the power model were fitted, `checked` for cards whose tensor cores have
+    measured watts, `assumed` for others: their limit of least energy is not named."""
 
     @property
     def log_sd(self) -> float:
@@ -192,7 +195,7 @@ def power_facts(
     if power is None:
         return dict.fromkeys(POWER_KEYS)
     joules = devices * power.joules
-    values = power.mean_w(step_us), joules, samples / joules * 3.6e6
+    values = power.mean_w(step_us), joules, samples / joules * JOULES_PER_KWH
     state = power.clock_mhz, power.limit_w, power.binds, power.evidence
     return dict(zip(POWER_KEYS, values + state, strict=True))
 

@@ -29,7 +29,7 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON object and no
 Timeline = Annotated[
     Path | None, typer.Option(help="write the timeline here: .html, or .json.gz for Perfetto")
 ]
-Plot = Annotated[Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")]
+Plot = Annotated[Path | None, typer.Option(help="draw the result to this .svg or .png file")]
 """Files that several commands draw."""
 
 Csv = Annotated[bool, typer.Option("--csv", help="print the rows as CSV and nothing else")]

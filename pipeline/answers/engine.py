@@ -176,6 +176,8 @@ class Engine:
 
     models: Models = field(default_factory=AvailableModels)
     steps: Steps = STEPS
+    energy: bool = False
+    """Whether predictions without an interval have their energy, too."""
     _alone: dict[Question, Prediction | None] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -308,7 +310,8 @@ class Engine:
             (own,) = pieces
             of_step = own.step, own.predicted, kernels.folders, own.program
             simulated = predict_step(question, *of_step, measured_us, with_interval)
-            if question.local or not (with_interval or own.power):  # a search asks for times alone
+            energy = with_interval or self.energy or own.power  # a search asks for times alone
+            if question.local or not energy:
                 return simulated
             return with_power(simulated, question, own)
         sent = exchanges(question, [piece.step.memory.gradients for piece in pieces])

@@ -31,6 +31,7 @@ CONSTRAINTS: Mapping[str, tuple[str, Callable[[str], float | int]]] = {
     "budget": ("budget", float),
     "deadline": ("deadline_s", seconds),
     "global_batch": ("global_batch", int),
+    "max_watts": ("max_watts", float),
 }
 """Keys of constraints, as the options of `steptime plan`: the argument of `Limits`, and what reads the text."""
 
@@ -90,6 +91,7 @@ def plan(
     budget: float | None = None,
     deadline_s: float | None = None,
     global_batch: int | None = None,
+    max_watts: float | None = None,
     **overrides: Any,
 ) -> Plan:
     """The best point of a space.
@@ -103,12 +105,13 @@ def plan(
         budget: largest cost of an epoch.
         deadline_s: longest time of an epoch, seconds.
         global_batch: samples of one update of the weights.
+        max_watts: largest mean power of all GPUs, W.
         overrides: any other argument of `predict_grid`; values separated by commas are an axis of the space.
 
     Raises:
         InputError: a name or value does not exist, or no point meets the constraints.
     """
-    limits = Limits(samples, memory_gib, budget, deadline_s, global_batch)
+    limits = Limits(samples, memory_gib, budget, deadline_s, global_batch, max_watts)
     completed = partial(layouts_of, global_batch=global_batch)
     with questions_about(gpu, model, overrides, completed) as questions:
         return make_plan(Objective.named(objective), questions, limits)
@@ -135,7 +138,7 @@ def make_plan(
     """
     if not points:
         raise InputError("the space is empty: give at least gpu=... and model=...")
-    if objective in (Objective.time_per_epoch, Objective.cost_per_epoch) and limits.samples is None:
+    if objective.endswith("_per_epoch") and limits.samples is None:
         raise InputError(f"{objective}: give the --samples of an epoch")
     answering = engine(results)
     search = Search(objective, limits, answering, on_progress)

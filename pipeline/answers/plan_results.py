@@ -1,4 +1,4 @@
-"""What a plan asks and finds: objective, constraints, points with their costs, and the front of time against cost."""
+"""What a plan asks and finds: objective, constraints, points with their costs, and the front of time against cost or energy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pandas as pd
 from pipeline.answers.ties import Tie
 from pipeline.errors import InputError
 from pipeline.prediction import Prediction
+from pipeline.prediction_parts import JOULES_PER_KWH
 from pipeline.question.question import Question
 from pipeline.readable import amount, duration, html_table, in_gib, listed, prefix_of, rate
 
@@ -25,6 +26,8 @@ class Objective(StrEnum):
     time_per_epoch = "time_per_epoch"
     cost_per_epoch = "cost_per_epoch"
     samples_per_dollar = "samples_per_dollar"
+    energy_per_epoch = "energy_per_epoch"
+    samples_per_kwh = "samples_per_kwh"
 
     @classmethod
     def named(cls, name: str) -> Objective:
@@ -45,6 +48,16 @@ class Objective(StrEnum):
         """Whether it needs a price."""
         return self in (Objective.cost_per_epoch, Objective.samples_per_dollar)
 
+    @property
+    def of_energy(self) -> bool:
+        """Whether it is the energy of the GPUs."""
+        return self in (Objective.energy_per_epoch, Objective.samples_per_kwh)
+
+    @property
+    def spent(self) -> str:
+        """What the front has beside time."""
+        return "energy" if self.of_energy else "cost"
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -64,6 +77,8 @@ class Limits:
     """Longest time of an epoch."""
     global_batch: int | None = None
     """Samples of one update of the weights; smaller batches are accumulated."""
+    max_watts: float | None = None
+    """Largest mean power of all GPUs over an update, W."""
 
     def __post_init__(self) -> None:
         for name, text in _LIMIT_NAMES.items():
@@ -77,6 +92,7 @@ class Limits:
 _LIMIT_NAMES = {
     "samples": "--samples", "memory_gib": "--memory", "budget": "--budget",
     "deadline_s": "--deadline", "global_batch": "--global-batch",
+    "max_watts": "--max-watts",
 }  # fmt: skip
 
 
@@ -91,10 +107,12 @@ class Choice:
     us_per_sample: float
     cost_per_sample: float | None
     """In the currency of the prices; None without a price."""
+    joules_per_sample: float | None
+    """Of all GPUs; None where it is not predicted."""
     time: float
     """Objective `step`: µs of an update; else the same as `us_per_sample`."""
     cost: float
-    """Cost over the same work as `time`; infinite without a price."""
+    """Cost over the same work as `time`, infinite without a price; joules for an objective of energy."""
     wins: float | None = None
     """Share of the draws in which the point is the best of the contenders."""
 
@@ -106,6 +124,7 @@ class Choice:
     def as_dict(self, samples: int | None) -> dict[str, Any]:
         """Plain values for JSON and tables."""
         p, question, cost = self.prediction, self.question, self.cost_per_sample
+        joules, power = self.joules_per_sample, p.power
         kept = ("p10_us", "p90_us", "memory_bytes", "tight", "bound", "host", "evidence")
         return {
             "gpu": question.gpu.name,
@@ -122,6 +141,12 @@ class Choice:
             "samples_per_dollar": None if cost is None else 1 / cost,
             "time_per_epoch_s": samples and samples * self.us_per_sample / 1e6,
             "cost_per_epoch": None if samples is None or cost is None else samples * cost,
+            "mean_w": joules and 1e6 * joules / self.us_per_sample / question.devices,
+            "samples_per_kwh": joules and JOULES_PER_KWH / joules,
+            "energy_per_epoch_kwh": joules and samples and samples * joules / JOULES_PER_KWH,
+            "clock_mhz": power and power.clock_mhz,
+            "clock_bound": power and power.binds,
+            "power_evidence": power and power.evidence,
             "wins": self.wins,
         }
 
@@ -134,7 +159,7 @@ class Plan:
     limits: Limits
     best: Choice
     front: tuple[Choice, ...]
-    """Points that no other point beats in both time and cost, fastest first."""
+    """Points that no other point beats in both time and cost (energy, where that is the objective), fastest first."""
     contenders: tuple[Choice, ...]
     """The best points, best first, with their share of wins."""
     lost: dict[str, int]
@@ -173,6 +198,11 @@ class Plan:
             choice.batches > 1 for choice in (*self.contenders, *self.front)
         )
 
+    @property
+    def _asks_power(self) -> bool:
+        asked = self.objective.of_energy or self.limits.max_watts is not None
+        return asked or any(choice.prediction.run_at for choice in self.contenders)
+
     def table(self) -> pd.DataFrame:
         """The contenders, a row each."""
         return pd.DataFrame([choice.as_dict(self.limits.samples) for choice in self.contenders])
@@ -208,6 +238,9 @@ class Plan:
                 if self.currency:
                     cost = values["cost_per_epoch"]
                     row[f"{self.currency}\nan epoch"] = "" if cost is None else amount(cost)
+            if self._asks_power and choice.joules_per_sample is not None:
+                row["W\nin all"] = f"{choice.question.devices * values['mean_w']:,.0f}"
+                row["samples\nper kWh"] = rate(values["samples_per_kwh"])
             row["memory\nGiB"] = in_gib(p.memory_bytes) + (", tight" if p.tight else "")
             row["bound"] = p.bound
             rows.append(row | {"wins": "" if choice.wins is None else f"{choice.wins:.0%}"})

@@ -2,8 +2,8 @@
 
 1. Points that do not divide the global batch, do not fit, or have no price are ruled out.
 2. The others are predicted without draws of their errors, which takes a fraction of the time.
-3. The best `CONTENDERS` and the front of time against cost are predicted again with draws. These say how often each contender
-   is the best.
+3. The best `CONTENDERS` and the front of time against cost (or energy) are predicted again with draws. These say how often each
+   contender is the best.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 from pipeline.answers.engine import Engine, in_order
 from pipeline.answers.fitting_layouts import least_devices
 from pipeline.answers.plan_results import Choice, Limits, Objective
-from pipeline.answers.ties import Tie, tie_of
+from pipeline.answers.step_errors import keyed_normals
+from pipeline.answers.ties import Tie, tie_of, unchecked_limits
 from pipeline.arrays import Array, Flags, Ints
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
@@ -31,8 +32,12 @@ OnProgress = Callable[[str, int], object]
 CONTENDERS = 12
 """Number of points, best first, among which the draws decide how often the winner wins."""
 
-OVER_DEADLINE, OVER_BUDGET = "over the deadline", "over the budget"
-"""Why points lose that break a constraint."""
+BROKEN = {
+    "--deadline": "over the deadline",
+    "--budget": "over the budget",
+    "--max-watts": "over the watts",
+}
+"""Constraints, and why points lose that break one."""
 
 CHECKING, PREDICTING = "checking the memory of", "predicting"
 """Stages of a search, as the progress line names them."""
@@ -46,16 +51,18 @@ class Space:
         questions: what was asked.
         batches: batches that are accumulated for one update.
         samples: samples of one update, of all GPUs.
-        price: price of all GPUs per µs; infinite without one.
+        cost: cost of one update; infinite without a price.
         update_us: predicted time of one update, µs.
+        joules: energy of one update, of all GPUs; NaN where nothing asks for it.
         host_bound: whether the host limits the step.
     """
 
     questions: Sequence[Question]
     batches: Ints
     samples: Array
-    price: Array
+    cost: Array
     update_us: Array
+    joules: Array
     host_bound: Flags
 
     @property
@@ -63,18 +70,27 @@ class Space:
         """Time of one sample, µs."""
         return self.update_us / self.samples
 
-    def choice(self, row: int, prediction: Prediction, objective: Objective) -> Choice:
-        """A point with its prediction."""
-        price, per_sample = float(self.price[row]), float(self.us_per_sample[row])
-        time = float(self.update_us[row]) if objective is Objective.step else per_sample
+    def time_and_spent(self, objective: Objective) -> tuple[Array, Array]:
+        """Time of what is compared, µs, and its cost, or joules for an objective of energy; shape (points,)."""
+        spent, work = self.joules if objective.of_energy else self.cost, self.samples
+        work = np.ones(len(work)) if objective is Objective.step else work
+        return self.update_us / work, spent / work
+
+    def choice(
+        self, row: int, prediction: Prediction, joules: float | None, objective: Objective
+    ) -> Choice:
+        """A point with its prediction, and with the joules of an update."""
+        samples, cost = float(self.samples[row]), float(self.cost[row])
+        time, spent = self.time_and_spent(objective)
         return Choice(
             self.questions[row],
             prediction,
             int(self.batches[row]),
-            per_sample,
-            per_sample * price if np.isfinite(price) else None,
-            time,
-            time * price,
+            float(self.us_per_sample[row]),
+            cost / samples if np.isfinite(cost) else None,
+            None if joules is None else joules / samples,
+            float(time[row]),
+            float(spent[row]),
         )
 
 
@@ -122,15 +138,18 @@ class Search:
         feasible = np.flatnonzero((excess <= 1).all(axis=0))
         if not len(feasible):
             raise InputError(self._nothing(space, excess))
-        time = space.update_us if self.objective is Objective.step else space.us_per_sample
-        cost = time * space.price
-        value = cost if self.objective.of_cost else time
+        time, cost = space.time_and_spent(self.objective)
+        value = cost if self.objective.of_cost or self.objective.of_energy else time
         ranked = feasible[np.argsort(value[feasible], kind="stable")]
         self._count_losers(space, excess, time, int(ranked[0]))
         front = ranked[np.lexsort((cost[ranked], time[ranked]))]
         cheaper = np.append(np.inf, np.minimum.accumulate(cost[front])[:-1]) > cost[front]
         cheaper[:1] = True
         return self._best(space, value, ranked[:CONTENDERS], front[cheaper])
+
+    @property
+    def _needs_energy(self) -> bool:
+        return self.objective.of_energy or self.limits.max_watts is not None
 
     @property
     def _needs_price(self) -> bool:
@@ -185,14 +204,16 @@ class Search:
         parts = {
             question: _accumulating(question) for question, count in batches.items() if count > 1
         }
-        update_us, host_bound = dict[Question, float](), set[Question]()
+        update_us, joules = dict[Question, float](), dict[Question, float]()
+        host_bound, engine = set[Question](), replace(self.engine, energy=self._needs_energy)
         asked = dict.fromkeys([*questions, *parts.values()])
         failed = dict[Question, str]()
-        for answer in self.engine.predict(asked, with_interval=False):
+        for answer in engine.predict(asked, with_interval=False):
             if answer.prediction is None:
                 failed[answer.question] = str(answer.reason)
                 continue
             update_us[answer.question] = answer.prediction.predicted_us
+            joules[answer.question] = _joules(answer.prediction)
             if answer.prediction.bound == "host":
                 host_bound.add(answer.question)
             self.on_progress(PREDICTING, len(update_us))
@@ -202,35 +223,39 @@ class Search:
             if reasons:
                 self.lost[f"no prediction: {reasons[0]}"] += 1
                 continue
-            us = update_us[question]
-            us += (count - 1) * update_us[parts[question]] if count > 1 else 0.0
-            samples = question.global_batch * count
-            price = hourly.get(question.gpu.name, np.inf) / 3600e6 * question.devices
-            points.append((question, count, samples, price, us, question in host_bound))
+            part = parts.get(question, question)
+            us, energy = (
+                values[question] + (count - 1) * values[part] for values in (update_us, joules)
+            )
+            cost = us / 3600e6 * question.devices * hourly.get(question.gpu.name, np.inf)
+            samples = float(question.global_batch * count)
+            spent = cost, us, energy * question.devices
+            points.append((question, count, samples, *spent, question in host_bound))
         self.predicted = len(points)
-        columns = [np.array(column) for column in zip(*points, strict=True)] or [np.zeros(0)] * 6
-        points_asked, counts, per_update, prices, times, waits = columns
-        return Space(points_asked.tolist(), counts, per_update.astype(float), prices, times, waits)
+        columns = [np.array(column) for column in zip(*points, strict=True)] or [np.zeros(0)] * 7
+        return Space(columns[0].tolist(), *columns[1:])
 
     def _excess(self, space: Space) -> Array:
-        """Ratios of points to the deadline and to the budget, shape (2, points); 0 without a constraint."""
-        epoch_us = (self.limits.samples or 0) * space.us_per_sample
-        return np.stack(
-            [
-                epoch_us / 1e6 / (self.limits.deadline_s or np.inf),
-                epoch_us * space.price / self.limits.budget if self.limits.budget else 0 * epoch_us,
-            ]
-        )
+        """Ratios of points to the constraints of `BROKEN`, shape (constraints, points); 0 without a constraint."""
+        most = self.limits.deadline_s, self.limits.budget, self.limits.max_watts
+        pairs = zip(self._constrained(space), most, strict=True)
+        return np.stack([value / limit if limit else 0 * space.samples for value, limit in pairs])
+
+    def _constrained(self, space: Space) -> tuple[Array, Array, Array]:
+        """Seconds and cost of an epoch, and mean watts of all GPUs, each of shape (points,)."""
+        epochs = (self.limits.samples or 0) / space.samples
+        watts = 1e6 * space.joules / space.update_us
+        return epochs * space.update_us / 1e6, epochs * space.cost, watts
 
     def _count_losers(self, space: Space, excess: Array, time: Array, best: int) -> None:
         """Why points other than the best lost."""
-        late, dear = excess
-        faster = self.objective.of_cost & (time <= time[best])
+        of = self.objective
+        why = "too dear" if of.of_cost else "more energy" if of.of_energy else "slower"
+        faster = (why != "slower") & (time <= time[best])
         waits = space.host_bound & ~space.host_bound[best]
+        over = np.array(list(BROKEN.values()), object)[excess.argmax(axis=0)]
         reasons = np.select(
-            [(late > 1) & (late >= dear), dear > 1, faster, waits],
-            [OVER_DEADLINE, OVER_BUDGET, "faster, but too dear", "host-bound"],
-            "too dear" if self.objective.of_cost else "slower",
+            [excess.max(axis=0) > 1, faster, waits], [over, f"faster, but {why}", "host-bound"], why
         )
         self.lost.update(np.delete(reasons, best).tolist())
 
@@ -244,16 +269,15 @@ class Search:
                 f"no point is left: {reasons}{near}{f'; the fewest that fit: {few}' if few else ''}"
             )
         row = int(np.argmin(excess.max(axis=0)))
-        late, dear = excess[:, row]
-        epoch_us = (self.limits.samples or 0) * space.us_per_sample[row]
-        name, has = "--deadline", duration(epoch_us / 1e6)
-        if dear > late:
-            name, has = "--budget", f"{amount(epoch_us * space.price[row])} {self.currency}"
+        broken = int(excess[:, row].argmax())
+        seconds, cost, watts = (float(values[row]) for values in self._constrained(space))
+        money = f"{amount(cost)} {self.currency} an epoch" if np.isfinite(cost) else ""
+        has = (f"{duration(seconds)} an epoch", money, f"{watts:,.0f} W")[broken]
         question = space.questions[row]
         where = [question.gpu.name, f"batch_size={question.batch_size}", *question.overrides]
         return (
-            f"no point meets {name}; the nearest is {' '.join(where)} with {has} an epoch,"
-            f" {rate(max(late, dear))} times as much"
+            f"no point meets {list(BROKEN)[broken]}; the nearest is {' '.join(where)} with {has},"
+            f" {rate(excess[broken, row])} times as much"
         )
 
     def _best(
@@ -268,12 +292,15 @@ class Search:
         choices, drawn = dict[int, Choice](), list[Array]()
         for row in rows:
             prediction = predictions[space.questions[row]]
-            choices[row] = space.choice(row, prediction, self.objective)
             assert prediction.draws_us is not None
-            us = prediction.draws_us
-            if row in parts and (part_us := predictions[parts[row]].draws_us) is not None:
-                us = us + (space.batches[row] - 1) * part_us
-            drawn.append(us * value[row] / space.update_us[row])
+            us, joules = prediction.draws_us, _joules(prediction)
+            if row in parts and (part := predictions[parts[row]]).draws_us is not None:
+                us = us + (space.batches[row] - 1) * part.draws_us
+                joules += (space.batches[row] - 1) * _joules(part)
+            joules *= prediction.devices
+            choices[row] = space.choice(row, prediction, joules, self.objective)
+            error = self._energy_error(prediction, len(us))
+            drawn.append(us * error * value[row] / space.update_us[row])
         drawn = drawn[: len(contenders)]
         best = np.array(drawn) == np.min(drawn, axis=0)
         wins = np.mean(best / best.sum(axis=0), axis=1).tolist()  # equal points share a win
@@ -282,7 +309,21 @@ class Search:
                 choices[row] = replace(choices[row], wins=won)
         first = [choices[row] for row in contenders.tolist()]
         tie = tie_of([choice.prediction for choice in first], drawn)
+        if self.objective.of_energy:
+            tie = unchecked_limits([choice.prediction for choice in first]) or tie
         return first, [choices[row] for row in front.tolist()], tie
+
+    def _energy_error(self, p: Prediction, draws: int) -> Array | float:
+        """Factors on the energy of a step in each draw, shape (draws,), which all steps on its GPU share."""
+        if p.power is None or not self.objective.of_energy:
+            return 1.0
+        (normals,) = keyed_normals([f"power of {p.gpu}"], draws, 0)
+        return np.asarray(np.exp(p.power.log_sd * normals))
+
+
+def _joules(p: Prediction) -> float:
+    """Energy of a step on one GPU; NaN where it is not predicted."""
+    return float("nan") if p.power is None else p.power.joules
 
 
 def _divides(question: Question, total: int) -> bool:

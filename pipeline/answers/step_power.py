@@ -33,7 +33,10 @@ CLOCKED = {Law.COMPUTE: 1.0, Law.LINK: 0.0, Law.COLLECTIVE: 0.0}
 """How much families depend on the clock, by the law of their times; all others: as what only moves data."""
 
 FITTED = ("V100", "V100-PCIE-16GB", "P100")
-"""Cards whose power limits set the constants."""
+"""Cards whose power limits set the constants, in fp32."""
+
+CHECKED = ("H200", "B200")
+"""Cards with measured watts of products on tensor cores (docs/energy.md)."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class StepPower:
         usual: the share of the boost clock under the default limit.
         clock: the share under what was asked for.
         binds: what keeps the clock there: `power`, `locked clock` or `boost clock`.
+        tensor: whether tensor cores compute a part of the step.
     """
 
     gpu: GpuSpec
@@ -56,6 +60,7 @@ class StepPower:
     usual: float
     clock: float
     binds: str
+    tensor: bool
 
     @classmethod
     def of(
@@ -101,7 +106,8 @@ class StepPower:
         locked = (gpu.locked_clock_mhz or gpu.boost_clock_mhz) / gpu.boost_clock_mhz
         clock = curve.clock(gpu.power_limit_w or gpu.tdp_w, locked)
         binds = "power" if clock < locked else "locked clock" if locked < 1.0 else "boost clock"
-        return cls(gpu, moving_share(gpu, us, moved), clocked, curve, usual, clock, binds)
+        moving, on_tensor_cores = moving_share(gpu, us, moved), bool(tensor.any())
+        return cls(gpu, moving, clocked, curve, usual, clock, binds, on_tensor_cores)
 
     @property
     def factor(self) -> Array:
@@ -121,7 +127,8 @@ class StepPower:
         joules *= active_us / us if us else 0.0  # kernels beside each other share the card
         joules += 1e-6 * idle_w(self.gpu) * (step_us - active_us)
         binds = "host" if bound == "host" and self.binds == "boost clock" else self.binds
-        evidence = "fitted" if self.gpu.name in FITTED else "assumed"
+        evidence = "checked" if self.gpu.name in CHECKED else "assumed"
+        evidence = "fitted" if self.gpu.name in FITTED and not self.tensor else evidence
         limit_w = self.gpu.power_limit_w or self.gpu.tdp_w
         clock_mhz = self.clock * self.gpu.boost_clock_mhz
         return Power(joules, limit_w, clock_mhz, binds, evidence)

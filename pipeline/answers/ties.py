@@ -12,12 +12,15 @@ import numpy as np
 
 from pipeline.answers.step_errors import NORMAL_P90
 from pipeline.arrays import Array
-from pipeline.prediction import Prediction
+from pipeline.prediction import RUN_AT, Prediction
 from pipeline.question.question import Question
 from pipeline.readable import listed
 
 TIE_SHARE = 0.2
 """Share of draws in which another point beats the best, from which the two are called a tie."""
+
+UNKNOWN_SHARE = 0.5
+"""That share where nothing says which of two is better."""
 
 PER_PRICE, THROUGHPUT = "samples/price", "samples/s"
 """What is compared: samples per unit of the currency, and per second."""
@@ -107,13 +110,28 @@ def tie_of(predictions: Sequence[Prediction], draws: Sequence[Array]) -> Tie | N
     """
     best, *rivals = predictions
     shares = [
-        max(share, 0.5 * leaves_more_out(best, rival))
+        max(share, UNKNOWN_SHARE * leaves_more_out(best, rival))
         for rival, share in zip(rivals, shares_of_wins(draws)[1:], strict=True)
     ]
     if max(shares, default=0.0) < TIE_SHARE:
         return None
     tied = [p for p, share in zip(rivals, shares, strict=True) if share >= TIE_SHARE]
     return Tie((best, *tied), max(shares), why_tied([best, *tied]))
+
+
+def unchecked_limits(predictions: Sequence[Prediction]) -> Tie | None:
+    """The tie of the first step with itself at other limits or clocks, on a card whose power no measurement checks; else None."""
+    best, *others = predictions
+    tied = [p for p in others if _but_for_limit(p) == _but_for_limit(best)]
+    if best.power is None or best.power.evidence != "assumed" or not tied:
+        return None
+    why = f"nothing checks the power of {best.gpu}: its limit of least energy is withheld"
+    return Tie((best, *tied), UNKNOWN_SHARE, why)
+
+
+def _but_for_limit(p: Prediction) -> tuple[object, ...]:
+    options = [text for text in p.overrides if not text.startswith(RUN_AT)]
+    return p.gpu, p.model, p.batch_size, p.devices, *options
 
 
 def nearest_tie(predictions: Sequence[Prediction], per_us: Sequence[float]) -> Tie | None:

@@ -13,8 +13,8 @@ from rich.text import Text
 from pipeline.answers.advice import Advice, advice_for
 from pipeline.answers.difference import Difference, signed
 from pipeline.answers.engine import Answer, engine, in_order
-from pipeline.answers.plan import make_plan, space_of
-from pipeline.answers.plan_results import Limits, Objective
+from pipeline.answers.plan import CONSTRAINTS, OBJECTIVE, PlanRequest, make_plan, space_of
+from pipeline.answers.plan_results import Objective
 from pipeline.answers.sharding_plan import find_sharding
 from pipeline.answers.step_changes import SAME
 from pipeline.answers.tracker import load_trace
@@ -22,7 +22,6 @@ from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 from pipeline.question.compose import parse_grid
 from pipeline.question.question import Question, ask, expand
-from pipeline.readable import seconds
 from pipeline.show.figures.board import check_file, save_as
 from pipeline.show.figures.costs import plan_front
 from pipeline.show.figures.waterfall import draw_advice, draw_difference
@@ -44,6 +43,16 @@ from pipeline.trace.linked_trace import UNNAMED
 
 app = typer.Typer()
 
+Deadline = Annotated[
+    str | None, typer.Option(help="longest time of an epoch: 90s, 30min, 2h or 1.5d")
+]
+GlobalBatch = Annotated[
+    int | None,
+    typer.Option(help="samples of one update of the weights; smaller batches are accumulated"),
+]
+MaxWatts = Annotated[float | None, typer.Option(help="largest mean power of all GPUs together, W")]
+"""Constraints of a plan."""
+
 
 class Goal(StrEnum):
     """What `plan` looks for: the best point of a space by an `Objective`, or the best plan of spread tables."""
@@ -53,6 +62,8 @@ class Goal(StrEnum):
     time_per_epoch = Objective.time_per_epoch.value
     cost_per_epoch = Objective.cost_per_epoch.value
     samples_per_dollar = Objective.samples_per_dollar.value
+    energy_per_epoch = Objective.energy_per_epoch.value
+    samples_per_kwh = Objective.samples_per_kwh.value
     sharding = "sharding"
 
 
@@ -105,6 +116,7 @@ def advise(
     epilog=examples(
         "plan samples_per_dollar gpu=V100,T4,A100 batch_size=512,2048",
         "plan time_per_epoch gpu=A100,T4 model=resnet50 --samples 1281167",
+        "plan samples_per_kwh gpu=V100 gpu.power_limit_w=150,200,250",
         "plan sharding gpu=A100 model=dlrm_dcnv2 devices=8 --out plan.yaml",
     )
 )
@@ -116,15 +128,11 @@ def plan(
     budget: Annotated[
         float | None, typer.Option(help="largest cost of an epoch, in the currency of the prices")
     ] = None,
-    deadline: Annotated[
-        str | None, typer.Option(help="longest time of an epoch: 90s, 30min, 2h or 1.5d")
-    ] = None,
-    global_batch: Annotated[
-        int | None,
-        typer.Option(help="samples of one update of the weights; smaller batches are accumulated"),
-    ] = None,
+    deadline: Deadline = None,
+    global_batch: GlobalBatch = None,
+    max_watts: MaxWatts = None,
     figure: Annotated[
-        Path | None, typer.Option(help="draw time against cost to this .svg or .png file")
+        Path | None, typer.Option(help="draw time against cost or energy to this .svg or .png file")
     ] = None,
     out: Annotated[
         Path | None,
@@ -133,17 +141,19 @@ def plan(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """Find the best GPU, batch size and options for an objective, with the front of time against cost; or the best sharding."""
+    """Find the best GPU, batch size and options for an objective, and the front of time against cost or energy; or a sharding."""
     given, results = split_results(space)
+    options = {
+        "samples": samples,
+        "memory": memory,
+        "budget": budget,
+        "deadline": deadline,
+        "global_batch": global_batch,
+        "max_watts": max_watts,
+    }
+    constraints = {key: value for key, value in options.items() if value is not None}
     if objective is Goal.sharding:
-        unread = {
-            "--samples": samples,
-            "--memory": memory,
-            "--budget": budget,
-            "--deadline": deadline,
-            "--global-batch": global_batch,
-        }
-        if named := [option for option, value in unread.items() if value is not None]:
+        if named := [f"--{key.replace('_', '-')}" for key in constraints]:
             raise InputError(f"{', '.join(named)}: a plan of sharding does not read it")
         plan_tables(given, figure, out, as_json, as_csv)
         return
@@ -153,16 +163,17 @@ def plan(
         raise InputError(
             "the space is empty: give its axes, for example gpu=V100,A100 batch_size=512,1024"
         )
-    deadline_s = None if deadline is None else seconds(deadline)
-    limits = Limits(samples, memory, budget, deadline_s, global_batch)
-    points = space_of(given, limits)
+    typed = dict(text.split("=", 1) for text in given if text.partition("=")[0] in CONSTRAINTS)
+    request = PlanRequest.of({OBJECTIVE: objective, **typed, **constraints})
+    given = [text for text in given if text.partition("=")[0] not in typed]
+    points = space_of(given, request.limits)
     check_file(figure, "--figure")
     with working("reading") as say:
 
         def on_progress(stage: str, done: int) -> None:
             say(f"{stage} {len(points):,} points, {done:,} done")
 
-        result = make_plan(Objective(objective), points, limits, on_progress, **results)
+        result = make_plan(request.objective, points, request.limits, on_progress, **results)
     if figure is not None:
         save_as(plan_front(result), figure)
     if not printed(as_json, as_csv, result.as_dict(), result.table().to_dict("records")):

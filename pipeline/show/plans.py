@@ -53,12 +53,14 @@ def write_plan(
 
 
 def show_plan(plan: Plan, screen: Console | None = None) -> None:
-    """Print the winner, the best points, the front of time against cost, and why the others lost."""
+    """Print the winner, the best points, the front of time against cost or energy, and why the others lost."""
     screen = screen or console()
     screen.print(Text(plan.summary, style="bold"))
     _show_table(screen, plan, plan.contenders, "best points")
     if len(plan.front) > 1:
-        _show_table(screen, plan, plan.front, "front of time against cost, fastest first")
+        _show_table(
+            screen, plan, plan.front, f"front of time against {plan.objective.spent}, fastest first"
+        )
     lost = ", ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items())
     if lost:
         screen.print(Text(f"others lost: {lost}", style="dim"))

@@ -85,9 +85,11 @@ def test_the_best_and_the_front_are_those_of_all_predictions(predictions, object
         return predictions[each].predicted_us if objective == Objective.step else seconds[each]
 
     def cost(each):
+        if objective.of_energy:
+            return predictions[each].power.joules / each.batch_size
         return time(each) * price[each.gpu.name]
 
-    value = cost if objective.of_cost else time
+    value = cost if objective.of_energy or objective.of_cost else time
     assert value(found.best.question) == min(map(value, in_time))
     ranked = sorted(in_time, key=value)[:12]
     assert [value(each.question) for each in found.contenders] == list(map(value, ranked))

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.answers.plan import plan
 from pipeline.answers.predict import predict
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, InputError
 from pipeline.prediction import Prediction
 from pipeline.show.comparison_columns import energy_cells
 from pipeline.show.figures.energy import draw_energy, energy_table
@@ -68,3 +69,26 @@ def test_power_is_kept_in_a_summary() -> None:
     assert read.power and low.power
     assert read.power.joules == pytest.approx(low.power.joules)
     assert replace(read.power, joules=low.power.joules) == low.power
+
+
+def test_a_plan_finds_the_limit_of_least_energy_only_where_watts_were_measured() -> None:
+    space = {"model": "dcgan", "batch_size": 256, "gpu__power_limit_w": "125,200,250"}
+    found = plan("samples_per_kwh", "V100", **space)
+    joules = {choice.question.overrides: choice.joules_per_sample for choice in found.contenders}
+    assert found.best.joules_per_sample == min(joules.values()) and found.tie is None
+    assert found.best.prediction.power.evidence == "fitted"  # type: ignore[union-attr]
+    withheld = plan("samples_per_kwh", "A100", **space)
+    assert withheld.tie and len(withheld.tie.predictions) == 3
+    assert "limit of least energy is withheld" in withheld.summary
+    assert not energy_table([choice.prediction for choice in withheld.contenders])["knee"].any()
+
+
+def test_watts_of_all_gpus_constrain_a_plan() -> None:
+    space = {"model": "dcgan", "batch_size": 256, "devices": 2, "gpu__power_limit_w": "125,200,250"}
+    found = plan("samples_per_s", "V100", max_watts=400, **space)
+    assert found.lost == {"over the watts": 1, "slower": 1}
+    values = found.best.as_dict(None)
+    assert 300 < 2 * values["mean_w"] <= 400
+    assert values["samples_per_kwh"] == pytest.approx(3.6e6 / found.best.joules_per_sample)
+    with pytest.raises(InputError, match=r"no point meets --max-watts; the nearest is V100 .* W, "):
+        plan("samples_per_s", "V100", max_watts=100, **space)

@@ -10,6 +10,7 @@ import pandas as pd
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.palette import ACTIVE, SERIES, series_colours
+from pipeline.prediction_parts import JOULES_PER_KWH
 from pipeline.show.figures.board import (
     MARKERS,
     TEXT,
@@ -112,16 +113,15 @@ def _bars(axes: Axes, rows: pd.DataFrame, column: str, colour: str) -> None:
 def plan_front(plan: Plan) -> Figure:
     """Time against cost of a million samples: the front as a line, and the other best points.
 
-    Without any price, time against batch size.
+    For an objective of energy, time against energy; without any price, against batch size.
     """
+    of_energy = plan.objective.of_energy
     shown = list({choice.question: choice for choice in (*plan.front, *plan.contenders)}.values())
-    priced = [choice for choice in shown if choice.cost_per_sample is not None]
+    priced = [choice for choice in shown if of_energy or choice.cost_per_sample is not None]
 
     def position(choice: Choice) -> tuple[float, float]:
-        return (
-            choice.us_per_sample,
-            1e6 * choice.cost_per_sample if choice.cost_per_sample else choice.question.batch_size,
-        )
+        spent = choice.cost / JOULES_PER_KWH if of_energy else choice.cost_per_sample
+        return choice.us_per_sample, 1e6 * spent if spent else choice.question.batch_size
 
     shown = priced or shown
     board = Board([3.2], grid="both")
@@ -132,7 +132,7 @@ def plan_front(plan: Plan) -> Figure:
         positions = [position(choice) for choice in shown if choice.question.gpu.name == gpu]
         handles += axes.plot(*zip(*positions, strict=True), marker, color=colour, label=gpu)
     if priced:
-        line = [position(choice) for choice in plan.front if choice.cost_per_sample is not None]
+        line = [position(choice) for choice in plan.front if choice in priced]
         handles += axes.plot(
             *zip(*line, strict=True), "-", color=ACTIVE, linewidth=1, zorder=1, label="front"
         )
@@ -142,7 +142,8 @@ def plan_front(plan: Plan) -> Figure:
         )
     axes.set(xscale="log", yscale="log")
     plain_ticks(axes.xaxis, axes.yaxis)
-    cost = f"cost of a million samples ({plan.currency})"
+    unit = "kWh" if of_energy else plan.currency
+    cost = f"{plan.objective.spent} of a million samples ({unit})"
     board.names(axes, "time of a million samples (s)", cost if priced else "batch size")
     board.legend(handles, [str(handle.get_label()) for handle in handles])
     board.note(f"{plan.points:,} points, objective {plan.objective}. {'; '.join(plan.prices)}")

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def energy_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
-    """Energy and time of a sample: line, option, samples_per_s, joules, knee; empty where no limit or clock was asked for.
+    """Energy and time of a sample: line, option, samples_per_s, joules, checked, knee; empty where no limit or clock was asked for.
 
-    A line is a GPU, model, batch size and options. Its knee is the point of the least energy times time.
+    A line is a GPU, model, batch size and options. Its knee is the point of the least energy times time, where measurements check
+    the power of the card.
     """
     rows = []
     for p in predictions if any(p.run_at for p in predictions) else ():
@@ -28,11 +29,13 @@ def energy_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
             unit = "MHz" if "clock" in p.run_at else "W"
             value = p.run_at.partition("=")[2] or f"{p.power.limit_w:g}"
             joules = p.devices * p.power.joules / p.global_batch
-            rows.append((line, f"{value} {unit}", p.samples_per_s, joules))
-    table = pd.DataFrame(rows, columns=["line", "option", "samples_per_s", "joules"])
+            checked = p.power.evidence != "assumed"
+            rows.append((line, f"{value} {unit}", p.samples_per_s, joules, checked))
+    table = pd.DataFrame(rows, columns=["line", "option", "samples_per_s", "joules", "checked"])
     table = table.sort_values(["line", "samples_per_s"], ignore_index=True)
     cost = table["joules"] / table["samples_per_s"]
-    return table.assign(knee=cost == cost.groupby(table["line"]).transform("min"))
+    least = cost == cost.groupby(table["line"]).transform("min")
+    return table.assign(knee=least & table["checked"].astype(bool))
 
 
 def draw_energy(table: pd.DataFrame, page: Page = WIDE) -> Figure:
@@ -55,12 +58,13 @@ def draw_energy(table: pd.DataFrame, page: Page = WIDE) -> Figure:
             axes.annotate(
                 option, tuple(where), xytext=(6, -13), textcoords="offset points", fontsize=8
             )
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(0, 1.12 * table["samples_per_s"].max())
+    axes.margins(x=0.12, y=0.16)
     board.names(axes, "samples per second", "joules per sample")
     (least,) = table.nsmallest(1, "joules").to_dict("records")
-    energy = f"{least['joules']:.3g} J a sample"
-    board.title(axes, f"{least['line']} needs least at {least['option']}: {energy}")
+    at = f" at {least['option']}" if least["checked"] else ""
+    board.title(axes, f"{least['line']} needs least{at}: {least['joules']:.3g} J a sample")
     board.legend(marks(colours.values()), list(colours))
     board.note("Of the GPUs alone. Circle: the least energy times time.")
+    if not table["checked"].all():
+        board.note("No circle on cards whose power no measurement checks.")
     return board.figure
