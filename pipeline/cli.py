@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pandas as pd
 import typer
 from typer.core import TyperCommand, TyperGroup
 
@@ -24,24 +23,30 @@ from pipeline.answers.engine import STEPS, engine
 from pipeline.answers.memory_fit import estimated_largest_batch
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
-from pipeline.prices import COST_COLUMNS, Order, in_order, prices_of, with_prices
+from pipeline.prices import no_price, price_of
 from pipeline.question.question import Question, ask, expand
+from pipeline.readable import distinct
 from pipeline.show.comparison import Comparison, compared, design
+from pipeline.show.comparison_columns import Order, best_first
 from pipeline.show.figures.board import check_file, save_as
 from pipeline.show.tables import by_module, console, show_one
 from pipeline.simulate.timeline_page import KINDS as TIMELINES
 from pipeline.simulate.timeline_page import write_timeline
 from pipeline.terminal import (
     Csv,
+    Epochs,
     Json,
     Overrides,
     Plot,
+    Samples,
     Timeline,
+    Tokens,
     examples,
     printed,
     progress,
     run_app,
     split_results,
+    work_of,
     working,
 )
 
@@ -158,11 +163,18 @@ def predict(
             min=0, help="with --by module: the deepest level of modules that is shown (2)"
         ),
     ] = None,
+    samples: Samples = None,
+    epochs: Epochs = None,
+    tokens: Tokens = None,
+    why: Annotated[
+        bool, typer.Option("--why", help="also show what the times on GPU and host rest on")
+    ] = False,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Predict one training step: time with interval, active and idle time, memory, evidence."""
     texts, results = split_results(overrides)
+    texts += work_of(samples, epochs, tokens)
     if depth is not None and by is None:
         raise InputError(f"--depth {depth}: modules are shown with --by module")
     check_file(timeline, "--timeline", TIMELINES)
@@ -189,7 +201,8 @@ def predict(
         _show_modules(prediction, 2 if depth is None else depth, as_json, as_csv)
     elif not printed(as_json, as_csv, facts := prediction.as_dict(), [facts]):
         paths = {"timeline": timeline, "roofline": roofline}
-        show_one(prediction, {name: str(path) for name, path in paths.items() if path})
+        written = {name: str(path) for name, path in paths.items() if path}
+        show_one(prediction, written, why)
 
 
 def _show_modules(prediction: Prediction, deepest: int, as_json: bool, as_csv: bool) -> None:
@@ -225,20 +238,24 @@ def compare(
         ),
     ] = None,
     plot: Plot = None,
+    samples: Samples = None,
+    epochs: Epochs = None,
+    tokens: Tokens = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
     texts, results = split_results(overrides)
+    texts += work_of(samples, epochs, tokens)
     check_file(page, "--page", ("html",))
     check_file(plot, "--plot")
     if out is not None and (sort, plot) != (None, None):
         raise InputError("--out writes rows as they are done: leave --sort and --plot away")
     questions = expand(texts)
-    if sort is Order.cost and prices_of([question.gpu.name for question in questions]).empty:
-        raise InputError(
-            "--sort cost: none of these GPUs has a price; give one in prices.yaml (docs/prices.md)"
-        )
+    if sort is Order.cost and not any(
+        price_of(question.gpu.name, question.own_price) for question in questions
+    ):
+        raise InputError(f"--sort cost: {no_price(distinct(each.gpu.name for each in questions))}")
     answering = engine(**results)
     answers = progress(answering.predict(questions), len(questions), "predicting")
     if out is not None:
@@ -253,7 +270,7 @@ def compare(
     largest, estimated = _largest_batches(questions, comparison.predictions)
     comparison = replace(comparison, largest=largest, estimated=estimated)
     if sort is not None:
-        ordered = in_order(comparison.predictions, comparison.prices, sort)
+        ordered = best_first(comparison.predictions, sort)
         comparison = replace(comparison, predictions=ordered)
     if plot is not None:
         save_as(comparison.plot(), plot)
@@ -266,10 +283,7 @@ def compare(
 
 def _facts(comparison: Comparison) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A comparison as one JSON object, and as rows."""
-    rows = [
-        {**p.as_dict(), **costs}
-        for p, costs in zip(comparison.predictions, _costs(comparison.predictions), strict=True)
-    ]
+    rows = [p.as_dict() for p in comparison.predictions]
     names = ("gpu", "model", "batch_size", "overrides", "reason")
     refused = [{name: getattr(each, name) for name in names} for each in comparison.unpredicted]
     facts = {
@@ -280,8 +294,8 @@ def _facts(comparison: Comparison) -> tuple[dict[str, Any], list[dict[str, Any]]
         "hosts": comparison.hosts,
         "ties": {f"{model}, {what}": t.as_dict() for (model, what), t in comparison.ties.items()},
     }
-    if len(comparison.prices):
-        facts["prices"] = comparison.prices.to_dict("records")
+    if comparison.prices:
+        facts["prices"] = [price.as_dict() for price in comparison.prices.values()]
     return facts, [*rows, *refused]
 
 
@@ -299,17 +313,6 @@ def _largest_batches(
                 with suppress(SteptimeError):  # the step cannot be captured at another batch size
                     estimates[key] = estimated_largest_batch(question, STEPS.memory_bytes)
     return exact | estimates, frozenset(estimates)
-
-
-def _costs(predictions: Sequence[Prediction]) -> list[dict[Any, Any]]:
-    """The costs of each prediction, null on a GPU without a price; no keys if none of the GPUs has one."""
-    table = with_prices(
-        pd.DataFrame([{"gpu": p.gpu, "samples_per_s": p.samples_per_s} for p in predictions])
-    )
-    if table["price_per_hour"].isna().all():
-        return [{} for _ in predictions]
-    costs = table[list(COST_COLUMNS)].astype(object)
-    return costs.where(costs.notna(), None).to_dict("records")
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import typer
 from pipeline.errors import InputError
 from pipeline.hardware.clusters import AUTO
 from pipeline.hardware.hosts import USUAL
+from pipeline.prices import OVERRIDE
 from pipeline.question.checks import SECTION_TYPES
 from pipeline.question.compose import NAMES, choices, default_choices
 from pipeline.question.options import GROUPS, NAMED_BY, OPTIONS, option_of
@@ -73,7 +74,9 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
         key, _, text = word.partition("=")
         before = "" if UNFINISHED in os.environ else f"{key}="
         return [f"{before}{value}" for value in _continued(text, values(key, model))]
-    keys = [key for key in keys_of(model) if key.startswith(word)]
+    prices = (f"{OVERRIDE}{name}" for name in choices("gpu"))
+    known = prices if word.startswith(OVERRIDE) else keys_of(model)
+    keys = [key for key in known if key.startswith(word)]
     offered = values(keys[0], model) if len(keys) == 1 else ()
     return [f"{keys[0]}={value}" for value in offered] or [f"{key}=" for key in keys]
 
@@ -93,7 +96,7 @@ def keys_of(model: str) -> list[str]:
     named = [key for library, key in NAMED_BY.items() if library == model]
     options = dict.fromkeys([*named, *(str(row["option"]) for row in option_rows(model))])
     settings = [key for key in OPTIONS if key.partition(".")[0] in (*SECTION_TYPES, "edit")]
-    others = ("host", "cluster", "devices", "nodes", "experiment", "results")
+    others = (OVERRIDE, "host", "cluster", "devices", "nodes", "experiment", "results")
     return [*GROUPS, *others, *options, *settings]
 
 

@@ -36,6 +36,7 @@ from pipeline.question.question import LOCAL_GPU, Question, expand
 from pipeline.question.settings import KernelSettings, plain
 from pipeline.readable import distinct
 from pipeline.user_cache import code_digest
+from pipeline.work import own_terms
 from pipeline.workloads.workload_files import file_digests
 
 PUBLIC_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
@@ -80,6 +81,10 @@ class Flow:
             space = plan.without(config)
             space.pop("results", None)
             texts = from_snakemake(space)
+            if unread := [text for text in texts if text not in own_terms(texts)[0]]:
+                raise InputError(
+                    f"{unread[0]}: a run of the pipeline reads prices.yaml alone (docs/prices.md)"
+                )
             points = tuple(space_of(texts, plan.limits) if plan.asked else expand(texts))
             for name in {name for point in points for name in point.kernels.families}:
                 family(name)  # an unknown one is an error here, not in a job

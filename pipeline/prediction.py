@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline import plotter
+from pipeline import plotter, prediction_rows
 from pipeline.errors import InputError
-from pipeline.paths import short_path
 from pipeline.prediction_parts import (
     Arithmetic,
     Power,
@@ -22,7 +21,13 @@ from pipeline.prediction_parts import (
     lacking_models,
     power_facts,
 )
-from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, rate, shares
+from pipeline.prices import Price, costs, price_of
+from pipeline.readable import (
+    gibibytes,
+    html_table,
+    in_ms,
+)
+from pipeline.work import WORK_KEYS, Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,10 +35,10 @@ if TYPE_CHECKING:
 RUN_AT = ("gpu.power_limit_w=", "gpu.clock_mhz=")
 """Beginnings of the overrides that say how a card is run."""
 
-MAX_NAME_LENGTH, NAMED_GPUS = 60, 3
-"""Longest name of a variant, in characters, that fits on an axis; and the number of GPUs that a table names as fitting."""
+MAX_NAME_LENGTH = 60
+"""Longest name of a variant, in characters, that fits on an axis."""
 
-ASKED = ("dtype", "optimizer", "attention")
+ASKED = ("dtype", "optimizer", "attention", "seq_len")
 """Keys of `Prediction.asked`."""
 
 PUBLIC = (
@@ -117,8 +122,12 @@ class Prediction:
     """Folders that the kernel models of this GPU were read from, best first; empty where it has no models of its own."""
     warnings: tuple[str, ...] = ()
     """What differs from what was asked, and what the prediction leaves out, one sentence each."""
+    own_price: float | None = None
+    """What the user says an hour of the GPU costs."""
+    work: Work | None = None
+    """What the user wants to train."""
     asked: dict[str, str] = field(default_factory=dict)
-    """Dtype, optimizer and attention of the step, where it has them: as asked, or as the step's own code has them."""
+    """Dtype, optimizer, attention and length of sequences of the step, where it has them: as asked, or as its own code does."""
     notes: tuple[str, ...] = ()
     """How what was asked was understood, one sentence each."""
     calls: pd.DataFrame | None = field(default=None, repr=False, compare=False)
@@ -151,9 +160,42 @@ class Prediction:
         return self.global_batch / self.predicted_us * 1e6
 
     @property
+    def price(self) -> Price | None:
+        """What an hour of one GPU costs; None where nobody says so."""
+        return price_of(self.gpu, self.own_price)
+
+    @property
+    def samples_per_price(self) -> float | None:
+        """Samples per unit of the price's currency; None without a price."""
+        found: float | None = self._costs["samples_per_dollar"]
+        return found
+
+    @property
+    def _costs(self) -> dict[str, Any]:
+        return costs(self.price, self.samples_per_s, self.devices)
+
+    @property
+    def seq_len(self) -> int | None:
+        """Tokens of a sample; None where it is no sequence of tokens."""
+        return int(self.asked["seq_len"]) if self.asked.get("seq_len") else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Training throughput of all GPUs in tokens per second; None where samples have none."""
+        return self.samples_per_s * self.seq_len if self.seq_len else None
+
+    @property
+    def work_facts(self) -> dict[str, Any]:
+        """Hours and cost of the user's work (`WORK_KEYS`); null where none was given."""
+        if self.work is None:
+            return dict.fromkeys(WORK_KEYS)
+        each = [us / self.global_batch for us in (self.predicted_us, self.p10_us, self.p90_us)]
+        return self.work.facts(each, self.seq_len, self.price, self.devices)
+
+    @property
     def assumed(self) -> str:
         """Host, dtype, optimizer and attention of the step, as text."""
-        return _words({"host": self.host, **self.asked})
+        return prediction_rows.words({"host": self.host, **self.asked})
 
     @property
     def tflop_per_s(self) -> float | None:
@@ -191,6 +233,13 @@ class Prediction:
         return " ".join(texts) or self.variant
 
     @property
+    def own_name(self) -> str:
+        """The model's own name: that in its library where it is of one."""
+        starts = ("model.name=", "model.config=")
+        named = [text.partition("=")[2] for text in self.overrides if text.startswith(starts)]
+        return named[0] if named else self.model
+
+    @property
     def label(self) -> str:
         """The point's name in tables and figures: model, overrides (the variant where they are too long) and batch size."""
         shown = self.named if len(self.named) <= MAX_NAME_LENGTH else self.variant
@@ -217,14 +266,15 @@ class Prediction:
         """What was predicted, in a few words."""
         batch = "" if self.traced and self.batch_size == 1 else f", batch {self.batch_size}"
         several, each = (f"{self.devices} x ", " each") if self.devices > 1 else ("", "")
-        return f"{self.model} on {several}{self.gpu}{batch}{each}"
+        return f"{self.own_name} on {several}{self.gpu}{batch}{each}"
 
     def __str__(self) -> str:
         name = f" ({self.named})" if self.named else ""
         state = "" if self.memory_state == "fits" else f", {self.memory_state}"
         memory = "" if self.traced else f", {gibibytes(self.memory_bytes)}{state}"
         assumed = f"; {self.assumed}" if self.assumed else ""
-        return f"{self.title}{name}: {self._step_text(' ')}, {self.bound}-bound{memory}{assumed}"
+        step = prediction_rows.step_text(self, " ")
+        return f"{self.title}{name}: {step}, {self.bound}-bound{memory}{assumed}"
 
     def __repr__(self) -> str:
         return f"<Prediction: {self}>"
@@ -244,41 +294,14 @@ class Prediction:
         """What makes the other step faster or slower than this one, as a `pipeline.answers.difference.Difference`."""
         return plotter.difference(self, other)
 
-    def _step_text(self, gap: str = "   ") -> str:
-        least = "at least " if self.lower_bound else ""
-        low, high = milliseconds(self.p10_us), milliseconds(self.p90_us)
-        return f"{least}{milliseconds(self.predicted_us)}{gap}(p10-p90: {low} to {high})"
+    def rows(self, why: bool = False) -> list[tuple[str, str]]:
+        """The rows of its table: what, and the value as text; `why` adds what its times rest on."""
+        return prediction_rows.rows(self, why)
 
-    def rows(self) -> list[tuple[str, str]]:
-        """The rows of its table: what, and the value as text."""
-        busy = f"{self.active_us / self.predicted_us:.0%} busy"
-        unit = "steps/s" if self.traced and self.batch_size == 1 else "samples/s"
-        rows = {
-            "step time": self._step_text(),
-            f"measured, {'traced' if self.traced else 'unprofiled'}": self._measured_text(),
-            "device active / idle": (
-                f"{milliseconds(self.active_us)} / {milliseconds(self.idle_us)}  ({busy})"
-            ),
-            "host done after": f"{milliseconds(self.host_us)}   → {self.bound}-bound",
-            "host": self.host,
-            "break-even": self._break_even() if self.bound == "host" and self.host else "",
-            "throughput": f"{rate(self.samples_per_s)} {unit}",
-            "arithmetic": self._arithmetic_text(),
-            **(self.several.rows if self.several else {}),
-            **(self.power.rows(*self._work) if self.power and self.run_at else {}),
-            **(self.traced.rows if self.traced else {"memory": self.memory_text}),
-            "what fits": "" if self.fits else self._what_fits(),
-            "device time rests on": shares(self.evidence),
-            "host time rests on": shares(self.host_evidence),
-            "kernel models from": ", ".join(map(short_path, self.models_from)),
-            "not modelled": self._unmodelled_text(),
-            "computed with": _words(self.asked),
-        }
-        return [
-            *((label, text) for label, text in rows.items() if text),
-            *(("note", text) for text in self.notes),
-            *(("warning", text) for text in self.warnings),
-        ]
+    @property
+    def sureness(self) -> str:
+        """How sure it is, by the errors that such evidence has shown: measured, good, fair or guess."""
+        return prediction_rows.sureness(self)
 
     @property
     def run_at(self) -> str:
@@ -286,38 +309,9 @@ class Prediction:
         return next((text for text in self.overrides if text.startswith(RUN_AT)), "")
 
     @property
-    def _work(self) -> tuple[float, float, int]:
+    def step_of(self) -> tuple[float, float, int]:
         """Step time in µs, samples of a step, and GPUs."""
         return self.predicted_us, self.global_batch, self.devices
-
-    def _measured_text(self) -> str:
-        off = f"   (error of the prediction: {self.error:+.1%})" if self.error is not None else ""
-        return "" if self.measured_us is None else f"{milliseconds(self.measured_us)}{off}"
-
-    def _arithmetic_text(self) -> str:
-        if self.arithmetic is None:
-            return ""
-        reached = f"{self.tflop_per_s:.3g} TFLOP/s{' per GPU' * (self.devices > 1)}"
-        return f"{reached}, {self.mfu:.1%} of the {self.arithmetic.dtype} peak (MFU)"
-
-    def _unmodelled_text(self) -> str:
-        if self.unmodelled_share <= 0:
-            return ""
-        names = ", ".join(list(self.unmodelled_us)[:3])
-        return f"{self.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}"
-
-    def _break_even(self) -> str:
-        if self.device_bound_from is None:
-            return "host-bound whatever the host"
-        return f"device-bound from a host {self.device_bound_from:.2f} times as fast"
-
-    def _what_fits(self) -> str:
-        most = self.largest_batch
-        batch = "not even a batch of 1" if most is None else f"a batch of {most:,}"
-        named, more = self.fitting_gpus[:NAMED_GPUS], len(self.fitting_gpus) - NAMED_GPUS
-        others = f"{', '.join(named) or 'no other GPU'}{f' and {more} more' if more > 0 else ''}"
-        change = self.fitting_change and f"; this batch on these GPUs with {self.fitting_change}"
-        return f"{batch} on this GPU; this batch on {others}{change}"
 
     def as_dict(self) -> dict[str, Any]:
         """The public keys of a prediction, ready for JSON."""
@@ -328,7 +322,11 @@ class Prediction:
             "global_batch": self.global_batch,
             **asdict(self.several or SeveralGpus(1, 1, "", 0.0, 0.0)),
             **facts_of(self.arithmetic, self.predicted_us),
-            **power_facts(self.power, *self._work),
+            **power_facts(self.power, *self.step_of),
+            "tokens_per_s": self.tokens_per_s,
+            "sureness": self.sureness,
+            **self._costs,
+            **self.work_facts,
         }
         if not self.fits:
             keys |= {"largest_batch": self.largest_batch, "fitting_gpus": list(self.fitting_gpus)}
@@ -338,7 +336,3 @@ class Prediction:
         if self.measured_us is not None:
             keys |= {"measured_us": self.measured_us, "error": self.error}
         return keys
-
-
-def _words(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in values.items() if value)

@@ -12,6 +12,9 @@ from pipeline.readable import milliseconds, rate
 SMALL_SHARE = 0.01
 """Share of the device time up to which operators without a model do not make a step a lower bound."""
 
+UNMEASURED = "nothing stands behind"
+"""Begin of the note on a GPU of whose architecture no kernel was measured."""
+
 PARALLEL = ("tp", "cp", "pp", "virtual_stages", "micro_batches")
 """Settings of `parallel` that an answer repeats."""
 

@@ -64,8 +64,8 @@ def in_gib(size: float) -> str:
 
 
 def amount(money: float) -> str:
-    """An amount of money: two decimals, below 1 three digits."""
-    return f"{money:,.2f}" if money >= 1 else f"{money:.3g}"
+    """An amount of money or of hours: three digits or all whole ones; from 1 to 100 two decimals."""
+    return f"{money:,.0f}" if money >= 100 else f"{money:.2f}" if money >= 1 else f"{money:.3g}"
 
 
 def gibibytes(size: float) -> str:
@@ -135,6 +135,24 @@ def seconds(text: str) -> float:
         return float(parts[1]) * UNITS[parts[2]] if parts else float("")
     except ValueError:
         raise InputError(f"{text!r} is no time: write for example 90s, 30min, 2h or 1.5d") from None
+
+
+PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+"""Factors of the letters that people write behind a number."""
+
+
+def number_of(text: str) -> float:
+    """The number of a text such as `1281167`, `1,281,167`, `1.2M`, `300B`, `1e9` or `$20`.
+
+    Raises:
+        InputError: the text is no number above 0.
+    """
+    number = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.?\d+(?:e\+?\d+)?"
+    parts = re.fullmatch(rf"\$?({number}) ?([kKMGBT]?)", str(text).strip())
+    value = float(parts[1].replace(",", "")) * PREFIXES[parts[2]] if parts else 0.0
+    if not 0 < value < math.inf:
+        raise InputError(f"{text!r} is no number above 0: write for example 1281167, 1.2M or $20")
+    return value
 
 
 def duration(time_s: float) -> str:

@@ -134,7 +134,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         p90_us:f memory_bytes:i fits:b evidence:s host_evidence:s unmodelled_share:f
         | measured_us:f error:f families:s unmodelled:s bound:s overrides:s host:s
         device_bound_from:f largest_batch:i fitting_gpus:s warnings:s tight:b notes:s dtype:s
-        optimizer:s attention:s devices:i nodes:i dp:i tp:i cp:i pp:i virtual_stages:i
+        optimizer:s attention:s seq_len:s devices:i nodes:i dp:i tp:i cp:i pp:i virtual_stages:i
         micro_batches:i cluster:s communication_us:f
         exposed_communication_us:f imbalance:f sharding:s efficiency:f efficiency_p10:f efficiency_p90:f
         model_flops:f tflop_per_s:f mfu:f mfu_dtype:s peak_tflop_per_s:f mean_w:f joules_per_step:f
@@ -144,7 +144,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "plan": _schema("""
         gpu:s model:s variant:s batch_size:i overrides:s accumulated:i step_us:f p10_us:f p90_us:f
         samples_per_s:f memory_bytes:i bound:s evidence:s on_front:b
-        | tight:b rank:i host:s wins:f samples_per_dollar:f time_per_epoch_s:f cost_per_epoch:f
+        | tight:b rank:i host:s wins:f meets:f samples_per_dollar:f time_per_epoch_s:f cost_per_epoch:f
         devices:i global_batch:i layout:s mean_w:f samples_per_kwh:f energy_per_epoch_kwh:f
         clock_mhz:f clock_bound:s power_evidence:s
     """),

@@ -13,6 +13,8 @@ import pandas as pd
 from pipeline.errors import TableError, first_line
 from pipeline.prediction import ASKED, Prediction
 from pipeline.prediction_parts import PARALLEL, Arithmetic, Power, SeveralGpus
+from pipeline.prices import COST_COLUMNS
+from pipeline.work import WORK_KEYS
 
 KEPT = (
     "gpu",
@@ -35,6 +37,10 @@ LEFT_OUT = (
     "lower_bound",
     "models_from",
     "traced",
+    "tokens_per_s",
+    "sureness",
+    *COST_COLUMNS,
+    *WORK_KEYS,
 )
 """Keys of an answer that are no columns."""
 

@@ -45,6 +45,13 @@ Overrides = Annotated[
 ]
 """The arguments of every command that predicts points."""
 
+Samples = Annotated[
+    str | None, typer.Option(help="what to train: samples of an epoch, such as 1.2M")
+]
+Epochs = Annotated[str | None, typer.Option(help="what to train: epochs of --samples or --tokens")]
+Tokens = Annotated[str | None, typer.Option(help="what to train: tokens, such as 300B")]
+"""The user's work, of which answers say the hours and the cost."""
+
 OVERRIDES = (*GROUPS, "batch_size", "predict", "edit", "experiment", "results")
 """Keys of overrides, and the sections that keys such as `model.dtype` begin with."""
 
@@ -187,6 +194,12 @@ def split_results(given: Sequence[str] | None) -> tuple[list[str], dict[str, Any
             " used"
         )
     return [text for text in texts if text not in results], folders
+
+
+def work_of(samples: str | None, epochs: str | None, tokens: str | None) -> list[str]:
+    """The overrides that the options of the user's work stand for."""
+    given = {"samples": samples, "epochs": epochs, "tokens": tokens}
+    return [f"{key}={value}" for key, value in given.items() if value is not None]
 
 
 def print_json(value: Any) -> None:

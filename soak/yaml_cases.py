@@ -14,7 +14,7 @@ import yaml
 
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
-from pipeline.prices import offers_in, prices_of
+from pipeline.prices import price_list, prices_of
 from pipeline.question.question import expand
 from soak.damage import VALUES, damaged, strange_json
 from soak.verdicts import Case, difference
@@ -53,7 +53,7 @@ def _point(project: Path, *overrides: str) -> Any:
 
 
 def _prices(file: Path) -> Any:
-    return {"offers": offers_in(file), "prices": prices_of(["V100", "A100", "T4", "H100"], file)}
+    return {"offers": price_list(file), "prices": prices_of(["V100", "A100", "T4", "H100"], file)}
 
 
 def case(base: Base, folder: Path, rng: Random) -> Case:

@@ -18,7 +18,7 @@ from pipeline.answers.plan_search import OnProgress, Search
 from pipeline.errors import InputError
 from pipeline.question.layouts import layouts_of
 from pipeline.question.question import Question, expand
-from pipeline.readable import seconds
+from pipeline.readable import number_of, seconds
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 OBJECTIVE = "plan"
@@ -26,9 +26,9 @@ OBJECTIVE = "plan"
 
 
 CONSTRAINTS: Mapping[str, tuple[str, Callable[[str], float | int]]] = {
-    "samples": ("samples", int),
+    "samples": ("samples", lambda text: int(number_of(text))),
     "memory": ("memory_gib", float),
-    "budget": ("budget", float),
+    "budget": ("budget", number_of),
     "deadline": ("deadline_s", seconds),
     "global_batch": ("global_batch", int),
     "max_watts": ("max_watts", float),
@@ -36,7 +36,14 @@ CONSTRAINTS: Mapping[str, tuple[str, Callable[[str], float | int]]] = {
 """Keys of constraints, as the options of `steptime plan`: the argument of `Limits`, and what reads the text."""
 
 
-def _read(key: str, value: object) -> Any:
+def read_limit(key: str, value: object) -> Any:
+    """The value of a constraint of `CONSTRAINTS`; None stays.
+
+    Raises:
+        InputError: it is no number, or no time.
+    """
+    if value is None:
+        return None
     try:
         return CONSTRAINTS[key][1](str(value))
     except ValueError:
@@ -67,7 +74,7 @@ class PlanRequest:
                     " plan=OBJECTIVE too"
                 )
             return cls()
-        limits = Limits(**{CONSTRAINTS[k][0]: _read(k, v) for k, v in constraints.items()})
+        limits = Limits(**{CONSTRAINTS[k][0]: read_limit(k, v) for k, v in constraints.items()})
         return cls(Objective.named(str(config[OBJECTIVE])), limits, True)
 
     @staticmethod
@@ -86,9 +93,9 @@ def plan(
     gpu: str,
     model: object = USUAL_MODEL,
     *,
-    samples: int | None = None,
+    samples: float | str | None = None,
     memory_gib: float | None = None,
-    budget: float | None = None,
+    budget: float | str | None = None,
     deadline_s: float | None = None,
     global_batch: int | None = None,
     max_watts: float | None = None,
@@ -100,7 +107,7 @@ def plan(
         objective: a value of `Objective`.
         gpu: names or aliases of GPUs, separated by commas.
         model: names of workloads, separated by commas, or a module or what makes one, as for `predict`.
-        samples: samples of an epoch.
+        samples: samples of an epoch; "1.2M" is a number, too.
         memory_gib: largest memory need, GiB.
         budget: largest cost of an epoch.
         deadline_s: longest time of an epoch, seconds.
@@ -111,7 +118,8 @@ def plan(
     Raises:
         InputError: a name or value does not exist, or no point meets the constraints.
     """
-    limits = Limits(samples, memory_gib, budget, deadline_s, global_batch, max_watts)
+    epoch, paid = read_limit("samples", samples), read_limit("budget", budget)
+    limits = Limits(epoch, memory_gib, paid, deadline_s, global_batch, max_watts)
     completed = partial(layouts_of, global_batch=global_batch)
     with questions_about(gpu, model, overrides, completed) as questions:
         return make_plan(Objective.named(objective), questions, limits)

@@ -115,6 +115,8 @@ class Choice:
     """Cost over the same work as `time`, infinite without a price; joules for an objective of energy."""
     wins: float | None = None
     """Share of the draws in which the point is the best of the contenders."""
+    meets: float | None = None
+    """Share of the draws in which it meets deadline and budget; None without them."""
 
     @property
     def replicas(self) -> int:
@@ -148,6 +150,7 @@ class Choice:
             "clock_bound": power and power.binds,
             "power_evidence": power and power.evidence,
             "wins": self.wins,
+            "meets": self.meets,
         }
 
 
@@ -243,6 +246,8 @@ class Plan:
                 row["samples\nper kWh"] = rate(values["samples_per_kwh"])
             row["memory\nGiB"] = in_gib(p.memory_bytes) + (", tight" if p.tight else "")
             row["bound"] = p.bound
+            if any(each.meets is not None for each in choices):
+                row["meets"] = "" if choice.meets is None else f"{choice.meets:.0%}"
             rows.append(row | {"wins": "" if choice.wins is None else f"{choice.wins:.0%}"})
         return rows
 
@@ -262,6 +267,8 @@ class Plan:
                 f" the draws, {self.tie.why} {found}"
             )
         wins = "" if best.wins is None else f", best in {best.wins:.0%} of the draws"
+        if best.meets is not None:
+            wins += f", within the limits in {best.meets:.0%}"
         if lacking := best.prediction.lower_bound:
             wins += f"; a lower bound, without {listed(lacking)}"
         return f"best {point}{wins} {found}"

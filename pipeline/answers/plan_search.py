@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from pipeline.answers.ties import Tie, tie_of, unchecked_limits
 from pipeline.arrays import Array, Flags, Ints
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
-from pipeline.prices import hourly_prices, price_notes, prices_of
+from pipeline.prices import no_price, one_currency, price_notes, price_of
 from pipeline.question.question import Question
 from pipeline.question.settings import FrozenDict
 from pipeline.readable import amount, distinct, duration, gibibytes, rate
@@ -38,6 +39,12 @@ BROKEN = {
     "--max-watts": "over the watts",
 }
 """Constraints, and why points lose that break one."""
+
+SURE = 0.8
+"""Share of draws in which a point must meet a deadline or a budget, so that it is a contender."""
+
+MARGINS = (1.0, 0.85, 0.7)
+"""Largest shares of a deadline or a budget that points are looked for below: those just below it may miss it."""
 
 CHECKING, PREDICTING = "checking the memory of", "predicting"
 """Stages of a search, as the progress line names them."""
@@ -127,12 +134,14 @@ class Search:
         if any(question.local for question in questions):
             raise InputError("plan predicts points: name GPUs instead of gpu=local")
         names = [question.gpu.name for question in questions]
-        prices = prices_of(distinct(names))
+        asked = {question.gpu.name: question.own_price for question in questions}
+        found = {gpu: price_of(gpu, own) for gpu, own in asked.items()}
+        prices = {gpu: price for gpu, price in found.items() if price}
         self.prices = tuple(price_notes(prices, names))
-        self.currency = "" if prices.empty else str(prices["currency"].iloc[0])
-        hourly = hourly_prices(prices)
+        self.currency = one_currency(prices.values())
+        hourly = {gpu: price.per_hour for gpu, price in prices.items()}
         if not hourly and self._needs_price:
-            raise InputError(f"{self.objective}: none of these GPUs has a price (docs/prices.md)")
+            raise InputError(f"{self.objective}: {no_price(distinct(names))}")
         space = self._predict(list(self._possible(questions, hourly)), hourly)
         excess = self._excess(space)
         feasible = np.flatnonzero((excess <= 1).all(axis=0))
@@ -141,11 +150,15 @@ class Search:
         time, cost = space.time_and_spent(self.objective)
         value = cost if self.objective.of_cost or self.objective.of_energy else time
         ranked = feasible[np.argsort(value[feasible], kind="stable")]
-        self._count_losers(space, excess, time, int(ranked[0]))
         front = ranked[np.lexsort((cost[ranked], time[ranked]))]
         cheaper = np.append(np.inf, np.minimum.accumulate(cost[front])[:-1]) > cost[front]
         cheaper[:1] = True
-        return self._best(space, value, ranked[:CONTENDERS], front[cheaper])
+        limited = excess[:2].max(axis=0)[ranked]
+        near = [ranked[limited <= margin][:CONTENDERS].tolist() for margin in MARGINS]
+        rows = distinct(chain.from_iterable(near))
+        best = self._best(space, excess, value, rows, front[cheaper].tolist())
+        self._count_losers(space, excess, time, space.questions.index(best[0][0].question))
+        return best
 
     @property
     def _needs_energy(self) -> bool:
@@ -281,15 +294,18 @@ class Search:
         )
 
     def _best(
-        self, space: Space, value: Array, contenders: Ints, front: Ints
+        self, space: Space, excess: Array, value: Array, near: Sequence[int], front: Sequence[int]
     ) -> tuple[list[Choice], list[Choice], Tie | None]:
-        """Contenders with the share of draws in which each is the best, the front, and the tie of the best."""
-        rows = distinct([*contenders.tolist(), *front.tolist()])
+        """Contenders with the share of draws in which each is the best, the front, and the tie of the best.
+
+        Under a deadline or a budget, contenders are those of the rows `near` that meet it in `SURE` of the draws, if any do.
+        """
+        rows = distinct([*near, *front])
         parts = {row: _accumulating(space.questions[row]) for row in rows if space.batches[row] > 1}
         asked = distinct([*(space.questions[row] for row in rows), *parts.values()])
         answers = in_order(asked, self.engine.predict(asked))
         predictions = {answer.question: answer.whole() for answer in answers}
-        choices, drawn = dict[int, Choice](), list[Array]()
+        choices, drawn = dict[int, Choice](), dict[int, Array]()
         for row in rows:
             prediction = predictions[space.questions[row]]
             assert prediction.draws_us is not None
@@ -298,20 +314,29 @@ class Search:
                 us = us + (space.batches[row] - 1) * part.draws_us
                 joules += (space.batches[row] - 1) * _joules(part)
             joules *= prediction.devices
-            choices[row] = space.choice(row, prediction, joules, self.objective)
-            error = self._energy_error(prediction, len(us))
-            drawn.append(us * error * value[row] / space.update_us[row])
-        drawn = drawn[: len(contenders)]
-        best = np.array(drawn) == np.min(drawn, axis=0)
+            relative, error = us / space.update_us[row], self._energy_error(prediction, len(us))
+            choice = space.choice(row, prediction, joules, self.objective)
+            choices[row] = replace(choice, meets=self._meets(excess[:2, row], relative))
+            drawn[row] = relative * error * value[row]
+        sure = [row for row in near if (choices[row].meets or 1.0) >= SURE]
+        kept = sorted(sure or near, key=lambda row: float(value[row]))[:CONTENDERS]
+        best = np.array([drawn[row] for row in kept])
+        best = best == best.min(axis=0)
         wins = np.mean(best / best.sum(axis=0), axis=1).tolist()  # equal points share a win
-        if len(contenders) > 1:  # one point has no rival
-            for row, won in zip(contenders.tolist(), wins, strict=True):
+        if len(kept) > 1:  # one point has no rival
+            for row, won in zip(kept, wins, strict=True):
                 choices[row] = replace(choices[row], wins=won)
-        first = [choices[row] for row in contenders.tolist()]
-        tie = tie_of([choice.prediction for choice in first], drawn)
+        first = [choices[row] for row in kept]
+        tie = tie_of([choice.prediction for choice in first], [drawn[row] for row in kept])
         if self.objective.of_energy:
             tie = unchecked_limits([choice.prediction for choice in first]) or tie
-        return first, [choices[row] for row in front.tolist()], tie
+        return first, [choices[row] for row in front], tie
+
+    def _meets(self, excess: Array, relative: Array) -> float | None:
+        """Share of draws of a step that meet deadline and budget; None without them."""
+        if self.limits.deadline_s is None and self.limits.budget is None:
+            return None
+        return float(np.mean(excess.max() * relative <= 1))
 
     def _energy_error(self, p: Prediction, draws: int) -> Array | float:
         """Factors on the energy of a step in each draw, shape (draws,), which all steps on its GPU share."""

@@ -15,8 +15,9 @@ import pandas as pd
 from pipeline.answers.engine import engine, in_order
 from pipeline.errors import SteptimeWarning
 from pipeline.prediction import Prediction
-from pipeline.prices import with_prices
+from pipeline.prices import COST_COLUMNS, one_currency
 from pipeline.question.question import only
+from pipeline.work import WORK_KEYS
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 
@@ -66,7 +67,9 @@ def predict_grid(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) 
     """
     with questions_about(gpu, model, overrides) as questions:
         answers = in_order(questions, engine().predict(questions))
-    warn_of(answer.prediction for answer in answers if answer.prediction is not None)
+    predictions = [answer.prediction for answer in answers if answer.prediction is not None]
+    one_currency(p.price for p in predictions)
+    warn_of(predictions)
     return grid_table([answer.as_row() for answer in answers])
 
 
@@ -84,8 +87,9 @@ def grid_table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     table.loc[predicted, kinds] = table.loc[predicted, kinds].fillna(
         0.0
     )  # kinds that only other points have
-    if "samples_per_s" in table and (priced := with_prices(table))["price_per_hour"].notna().any():
-        table = priced
+    for names in (COST_COLUMNS, WORK_KEYS, ("tokens_per_s",)):
+        if known := [name for name in names if name in table]:
+            table = table.drop(columns=known) if table[known].isna().all(axis=None) else table
     return table[[name for name in table if name not in _LAST] + _LAST]
 
 

@@ -11,6 +11,7 @@ from pipeline.answers.gap_models import measured_gpus
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.model_files import list_packs
+from pipeline.prediction_parts import UNMEASURED
 from pipeline.readable import listed
 
 UNMATCHED_FAMILIES = {"attention": "fused attention", "rnn": "cuDNN's recurrent layers"}
@@ -28,7 +29,7 @@ def unmeasured_notes(gpu: GpuSpec) -> list[str]:
     if gpu.limits is None or gpu.architecture in measured_architectures():
         return []
     return [
-        f"nothing stands behind the times of {gpu.name}: no kernel of its architecture was"
+        f"{UNMEASURED} the times of {gpu.name}: no kernel of its architecture was"
         " measured; they are the rules of NVIDIA's cards, with its figures"
     ]
 

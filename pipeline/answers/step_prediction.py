@@ -277,6 +277,8 @@ def answer_fields(question: Question, step: StepParts, device: Mapping[str, Any]
         "batch_size": question.batch_size,
         "host": host_name(question.host, question.overheads),
         "overrides": question.overrides,
+        "own_price": question.own_price,
+        "work": question.work,
         "asked": {**question.asked, **step.computed},
         "notes": (*question.notes, *clock_notes(gpu), *unmeasured_notes(gpu)),
         "warnings": tuple(warnings),

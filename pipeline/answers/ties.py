@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import hypot, log
 from statistics import NormalDist
@@ -154,26 +154,25 @@ def nearest_tie(predictions: Sequence[Prediction], per_us: Sequence[float]) -> T
 
 
 def grid_ties(
-    questions: Sequence[Question], predictions: Sequence[Prediction], hourly: Mapping[str, float]
+    questions: Sequence[Question], predictions: Sequence[Prediction]
 ) -> dict[tuple[str, str], Tie]:
     """The ties among points that fit, by model and what is compared (`THROUGHPUT`, `PER_PRICE`).
 
     Args:
         questions: what was asked, in the order of the predictions.
         predictions: the answers, with their draws; those measured on this machine have none.
-        hourly: price of an hour by GPU.
     """
     pairs = zip(questions, predictions, strict=True)
     points = [(question, p) for question, p in pairs if p.fits and p.draws_us is not None]
-    priced = [(question, p) for question, p in points if question.gpu.name in hourly]
+    priced = [(question, p) for question, p in points if p.price]
     ties: dict[tuple[str, str], Tie] = {}
     for model in dict.fromkeys(question.model for question, _ in points):
         for what, compared in ((THROUGHPUT, points), (PER_PRICE, priced)):
             of_model = [(question, p) for question, p in compared if question.model == model]
             per_us = [
-                (hourly[question.gpu.name] * question.devices if what == PER_PRICE else 1.0)
+                (p.price.per_hour * p.devices if what == PER_PRICE and p.price else 1.0)
                 / p.global_batch
-                for question, p in of_model
+                for _, p in of_model
             ]
             if tie := nearest_tie([p for _, p in of_model], per_us):
                 ties[model, what] = tie

@@ -50,6 +50,7 @@ GlobalBatch = Annotated[
     int | None,
     typer.Option(help="samples of one update of the weights; smaller batches are accumulated"),
 ]
+Epoch = Annotated[str | None, typer.Option(help="samples of an epoch, such as 1281167 or 1.2M")]
 MaxWatts = Annotated[float | None, typer.Option(help="largest mean power of all GPUs together, W")]
 """Constraints of a plan."""
 
@@ -123,10 +124,11 @@ def advise(
 def plan(
     objective: Annotated[Goal, typer.Argument(help="what is best; sharding: of spread tables")],
     space: Overrides = None,
-    samples: Annotated[int | None, typer.Option(help="samples of an epoch")] = None,
+    samples: Epoch = None,
     memory: Annotated[float | None, typer.Option(help="largest memory need, GiB")] = None,
     budget: Annotated[
-        float | None, typer.Option(help="largest cost of an epoch, in the currency of the prices")
+        str | None,
+        typer.Option(help="largest cost of an epoch, in the currency of the prices, such as $20"),
     ] = None,
     deadline: Deadline = None,
     global_batch: GlobalBatch = None,

@@ -212,6 +212,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
         type(one).__name__ for one in others
     ]
     computed = {} if _is_shipped(config) else computed_with(step, nodes, used, config)
+    computed |= {"seq_len": str(step.seq_len)} if step.seq_len else {}
     return nodes, memory, held_parameters(paths), computed
 
 

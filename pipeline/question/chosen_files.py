@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware import find_gpu
 from pipeline.hardware.find_gpu import LOCAL, load_gpu
+from pipeline.hardware.spec import has_bf16
 from pipeline.question.checks import (
     check_names,
     check_sections,
@@ -16,7 +17,13 @@ from pipeline.question.checks import (
     refuse_new_keys,
     unknown_option,
 )
-from pipeline.question.compose import Override, choices, configuration, refuse_other_names
+from pipeline.question.compose import (
+    Override,
+    choices,
+    configuration,
+    default_choices,
+    refuse_other_names,
+)
 from pipeline.question.options import NAMED_BY, option_of
 
 
@@ -50,6 +57,23 @@ def composed(
     if absent := [*(key for key in missing if key != "batch_size"), *["model.name"] * nameless]:
         raise ConfigError("; ".join(f"give a value for {key}{example(key)}" for key in absent))
     return config, base
+
+
+def with_half(overrides: Sequence[Override]) -> tuple[list[Override], list[str]]:
+    """Overrides with the GPU's half precision in place of `half`, and a sentence on what that is.
+
+    It is bf16 where the GPU computes in bf16, which needs no scaling of the loss, else fp16.
+    """
+    if not any(
+        override.key == "model.dtype" and override.value == "half" for override in overrides
+    ):
+        return list(overrides), []
+    named = [str(override.value) for override in overrides if override.key == "gpu"]
+    gpu = load_gpu(named[-1] if named else default_choices()["gpu"])
+    dtype = "bf16" if has_bf16(gpu) else "fp16"
+    half = Override("model.dtype", dtype, f"model.dtype={dtype}")
+    understood = "model.dtype=half is bf16 where a GPU computes in it, else fp16"
+    return [half if each.key == half.key else each for each in overrides], [understood]
 
 
 def name_in_group(override: Override) -> str:

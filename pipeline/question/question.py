@@ -26,11 +26,12 @@ from pipeline.hardware.find_gpu import (
 )
 from pipeline.hardware.hosts import Host, host_of, load_host, usual_host
 from pipeline.hardware.spec import GpuSpec
+from pipeline.prices import OVERRIDE
 from pipeline.question.checks import (
     check_values,
     checked_batch_size,
 )
-from pipeline.question.chosen_files import composed, name_in_group
+from pipeline.question.chosen_files import composed, name_in_group, with_half
 from pipeline.question.compiled_target import with_target
 from pipeline.question.compose import (
     Completed,
@@ -60,6 +61,7 @@ from pipeline.question.variants import (
     method_label,
     variant_name,
 )
+from pipeline.work import Work, own_terms
 
 LOCAL_GPU = LOCAL
 """Name of the device of this machine: its CUDA GPU, or its CPU if it has no CUDA GPU."""
@@ -101,6 +103,10 @@ class Question:
     """Name of the kernel models: the file of section `kernels`, with a hash of the settings that differ from it."""
     overheads_label: str
     """The same for overhead statistics."""
+    own_price: float | None = field(default=None, compare=False)
+    """What the user says an hour of the GPU costs; no time depends on it."""
+    work: Work | None = field(default=None, compare=False)
+    """What the user wants to train; no time depends on it."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What to know about how the overrides were understood, one sentence each."""
 
@@ -111,10 +117,11 @@ class Question:
 
     @property
     def asked(self) -> dict[str, str]:
-        """The options on which a time depends most, as the workload has them: dtype, optimizer (in training) and attention."""
+        """The options on which a time depends most, as the workload has them: dtype, optimizer, attention, length of sequences."""
         of = self.workload.get
         trains = ["optimizer"] * (of("mode") != "inference")
-        return {key: str(of(key)) for key in ("dtype", *trains, "attention") if of(key) is not None}
+        keys = ("dtype", *trains, "attention", "seq_len")
+        return {key: str(of(key)) for key in keys if of(key) is not None}
 
     @property
     def devices(self) -> int:
@@ -192,6 +199,7 @@ class Question:
         return {
             entry.name: plain(getattr(self, entry.name), without=_UNREAD_BY_RULES)
             for entry in fields(self)
+            if entry.name not in ("own_price", "work")
         }
 
     @classmethod
@@ -217,6 +225,7 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
     """
     overrides, renamed = with_names_of_today(overrides)
     refuse_repeated(overrides)
+    overrides, prices, work = own_terms(overrides)
     named = [text for text in overrides if text.startswith("experiment=")]
     texts = [text for text in overrides if not text.startswith("experiment=")]
     keys = {text.partition("=")[0].lstrip("+") for text in texts}
@@ -253,8 +262,14 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
     *_, last = (None, *refused.values())
     if last and not questions:
         raise last
+    if unused := prices.keys() - {question.gpu.name for question in questions.values()}:
+        raise ConfigError(f"{OVERRIDE}{min(unused)}: this GPU is not among those asked for")
     left_out = [f"left out: {last}"] if last and completed is None else []
-    return [replace(q, notes=(*renamed, *left_out, *q.notes)) for q in questions.values()]
+    said = (*renamed, *left_out)
+    return [
+        replace(q, own_price=prices.get(q.gpu.name), work=work, notes=(*said, *q.notes))
+        for q in questions.values()
+    ]
 
 
 def with_tables(question: Question) -> Question:
@@ -303,6 +318,7 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     """The question of overrides without a batch size, and the batch size of the model's file (or None)."""
     import msgspec
 
+    overrides, half = with_half(overrides)
     chosen = {
         override.key: name_in_group(override) for override in overrides if override.key in GROUPS
     }
@@ -335,7 +351,7 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     changed = {*changed_values(config, base), *(text.partition("-")[0] for text in methods)}
     model, usual_model = with_exchange(ranks, config["model"], base["model"])
     model = with_target(model, gpu, local, ranks is not None)
-    notes = [*gpu.notes, *filter(None, map(_ambiguous_gpu, overrides))]
+    notes = [*gpu.notes, *half, *filter(None, map(_ambiguous_gpu, overrides))]
     question = Question(
         gpu=gpu,
         host=host,

@@ -23,10 +23,10 @@ from pipeline.answers.host_share import host_note
 from pipeline.answers.predict import grid_table, warn_of
 from pipeline.answers.ties import PER_PRICE, THROUGHPUT, Tie, grid_ties
 from pipeline.prediction import ASKED, Prediction
-from pipeline.prices import hourly_prices, price_notes, prices_of
+from pipeline.prices import Price, one_currency, price_notes
 from pipeline.question.question import LOCAL_GPU, Question
 from pipeline.readable import distinct, html_table, in_gib, in_ms, prefix_of, rate, three_digits
-from pipeline.show.comparison_columns import energy_cells, exchange_cells
+from pipeline.show.comparison_columns import energy_cells, exchange_cells, work_cells
 from pipeline.show.explore_page import page_points, write_page
 from pipeline.show.figures.board import check_file
 from pipeline.show.figures.python_plots import draw_steps
@@ -40,7 +40,8 @@ HEADS = {"step": "step ms", "measured": "measured ms", "exposed": "exposed ms", 
 """Heads of columns with a unit."""
 
 LEFT_OUT_FIRST = (
-    "TFLOP/s", "MFU", "host", "evidence", "busy", "max batch", "memory", "measured", PER_PRICE,
+    "TFLOP/s", "MFU", "tokens/s", "host", "how sure", "busy",
+    "max batch", "memory", "measured", PER_PRICE,
     "bound", "p10-p90 ms", "exposed",
 )  # fmt: skip
 """Columns that a table leaves out, in this order, where the terminal is too narrow."""
@@ -50,7 +51,7 @@ MEMORY_MARKS = {"fits": "", "tight": " !", "does not fit": " ✗"}
 DEFAULT = "default"
 """Options of a row without any."""
 
-WORDS = ("GPU", "model", "options", "host", "bound", "evidence")
+WORDS = ("GPU", "model", "options", "host", "bound", "how sure")
 """Columns of text, which are aligned to the left."""
 
 _Rows = Sequence[Prediction | Answer]
@@ -62,8 +63,6 @@ class Comparison:
 
     predictions: Sequence[Prediction]
     largest: Mapping[str, int | None] = field(default_factory=dict)
-    prices: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """From `pipeline.prices.prices_of`; the table has a column of samples per price if any GPU has one."""
     unpredicted: Sequence[Answer] = ()
     estimated: frozenset[str] = frozenset()
     """Keys of `largest` whose batch is an estimate; the others are exact."""
@@ -101,7 +100,7 @@ class Comparison:
         """The table with its notes, as `steptime compare` prints it into a pipe."""
         text = io.StringIO()
         Console(file=text, width=console().width, markup=False, emoji=False).print(self, crop=False)
-        return text.getvalue().rstrip()
+        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
     def plot(self) -> Figure:
         """The predicted steps with their intervals, as bars; how they scale where their numbers of GPUs differ."""
@@ -114,7 +113,7 @@ class Comparison:
             InputError: the file cannot be written.
         """
         check_file(Path(path), "--page", ("html",))
-        points = page_points(self.predictions, self.usable_bytes, self.prices)
+        points = page_points(self.predictions, self.usable_bytes)
         notes = [text.plain for text in self.notes(("host",))]
         write_page(Path(path), points, self.predictions, notes)
 
@@ -123,8 +122,14 @@ class Comparison:
         return [*self.predictions, *self.unpredicted]
 
     @cached_property
-    def _per_hour(self) -> dict[str, float]:
-        return hourly_prices(self.prices)
+    def prices(self) -> dict[str, Price]:
+        """The prices of the GPUs; the table has a column of samples per price if any GPU has one."""
+        prices = {p.gpu: p.price for p in self.predictions}
+        return {gpu: price for gpu, price in prices.items() if price is not None}
+
+    @cached_property
+    def _currency(self) -> str:
+        return one_currency(self.prices.values())
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
@@ -135,7 +140,7 @@ class Comparison:
         table = Catalogue(
             [dict(zip(heads, row, strict=True)) for row in cells],
             optional=[
-                self._header(name) for name in LEFT_OUT_FIRST if name != PER_PRICE or self._per_hour
+                self._header(name) for name in LEFT_OUT_FIRST if name != PER_PRICE or self.prices
             ],
             folded=(),
             copied="options",
@@ -166,9 +171,9 @@ class Comparison:
     def notes(self, left_out: Sequence[str]) -> Iterator[Text]:
         """The lines below the table."""
         stars = ["most samples per second"] if any(map(self._is_top, self.predictions)) else []
-        priced = self._per_hour and self._header(PER_PRICE) not in left_out
+        priced = self.prices and self._header(PER_PRICE) not in left_out
         money = priced and any(self._is_top(p, PER_PRICE) for p in self.predictions)
-        stars += [f"per {self.prices['currency'].iloc[0]}"] if money else []
+        stars += [f"per {self._currency}"] if money else []
         every = self.predictions
         signs = {
             f"★ {' or '.join(stars)} of the model": stars,
@@ -181,7 +186,7 @@ class Comparison:
         for (model, what), tie in self.ties.items():
             if what == THROUGHPUT or priced:
                 yield Text(f"≈ {model}: a tie in {self._header(what)}: {tie}", style="dim")
-        for text in price_notes(self.prices, [p.gpu for p in self.predictions]) if priced else ():
+        for text in price_notes(self.prices, [p.gpu for p in self.predictions]):
             yield Text(text, style="dim")
         yield from self._settings([*["host"] * ("host" in left_out and not self.hosts), *ASKED])
         said = [text for p in self.predictions for text in p.notes]
@@ -217,13 +222,13 @@ class Comparison:
     def _header(self, name: str) -> str:
         """The head of a column with its unit; that of samples per price names the currency."""
         if name == PER_PRICE:
-            return f"{self._prefix[0]} samples/{self.prices['currency'].iloc[0]}".strip()
-        return HEADS.get(name, name)
+            return f"{self._prefix[0]} samples/{self._currency}".strip()
+        return HEADS.get(name, name.replace("cost", self._currency or "cost"))
 
     @cached_property
     def _prefix(self) -> tuple[str, float]:
         """The unit of samples per price: that of the largest."""
-        return prefix_of(max((self._per_price(p) or 0.0 for p in self.predictions), default=0.0))
+        return prefix_of(max((p.samples_per_price or 0.0 for p in self.predictions), default=0.0))
 
     def _cells(self, row: Prediction | Answer, shared: Sequence[str]) -> dict[str, str]:
         several = any(p.devices > 1 for p in self.predictions)
@@ -234,7 +239,7 @@ class Comparison:
             named["options"] = f"devices=1 {named['options']}".removesuffix(f" {DEFAULT}")
         if isinstance(row, Answer):
             return named | {"host": "", "step": "none", "p10-p90 ms": "", "bound": ""}
-        p, top = row, max(row.evidence, key=lambda k: row.evidence[k], default="none")
+        p = row
         cells = named | {
             "host": p.host,
             "step": p.step_ms,
@@ -242,16 +247,18 @@ class Comparison:
             "busy": f"{p.active_us / p.predicted_us:.0%}",
             "bound": p.bound,
             THROUGHPUT: f"{rate(p.samples_per_s)}{self._sign(p, THROUGHPUT)}",
+            **work_cells(p, self.predictions),
             **exchange_cells(p),
             **energy_cells(p, self.predictions),
             "memory": in_gib(p.memory_bytes) + MEMORY_MARKS[p.memory_state],
-            "evidence": f"{top} {p.evidence.get(top, 0):.0%}",
+            "how sure": p.sureness,
         }
         if self.largest:
             cells["max batch"] = self._largest_batch(p)
-        if self._per_hour:
-            samples = f"{(self._per_price(p) or 0) / self._prefix[1]:.3g}{self._sign(p, PER_PRICE)}"
-            cells[PER_PRICE] = samples if self._per_price(p) else ""
+        if self.prices:
+            each = p.samples_per_price or 0.0
+            samples = f"{each / self._prefix[1]:.3g}{self._sign(p, PER_PRICE)}"
+            cells[PER_PRICE] = samples if each else ""
         if any(other.arithmetic for other in self.predictions):
             cells["TFLOP/s"] = "" if p.tflop_per_s is None else three_digits(p.tflop_per_s)
             cells["MFU"] = "" if p.mfu is None else f"{p.mfu:.1%}"
@@ -267,11 +274,6 @@ class Comparison:
             return f"{'≈ ' if key in self.estimated else ''}{most:,}"
         return "" if p.gpu == LOCAL_GPU or key not in self.largest else "none"
 
-    def _per_price(self, p: Prediction) -> float | None:
-        """Samples per unit of the currency; None without a price of its GPU."""
-        price = self._per_hour.get(p.gpu)
-        return None if price is None else p.samples_per_s * 3600.0 / (price * p.devices)
-
     def _sign(self, p: Prediction, what: str) -> str:
         """The mark of a value: a star for the best, or that of a tie."""
         tie = self.ties.get((p.model, what))
@@ -280,7 +282,7 @@ class Comparison:
         return " ★" if self._is_top(p, what) else ""
 
     def _is_top(self, p: Prediction, what: str = THROUGHPUT) -> bool:
-        value = p.samples_per_s if what == THROUGHPUT else self._per_price(p)
+        value = p.samples_per_s if what == THROUGHPUT else p.samples_per_price
         return p.fits and value == self._tops.get((p.model, what), -1.0)
 
     @cached_property
@@ -288,7 +290,7 @@ class Comparison:
         """The largest value of each model, by what is compared, where it is surely the best of several that fit."""
         values: dict[tuple[str, str], list[float]] = {}
         for p in self.predictions if len(self.predictions) > 1 else ():
-            for what, value in ((THROUGHPUT, p.samples_per_s), (PER_PRICE, self._per_price(p))):
+            for what, value in ((THROUGHPUT, p.samples_per_s), (PER_PRICE, p.samples_per_price)):
                 if p.fits and value is not None and (p.model, what) not in self.ties:
                     values.setdefault((p.model, what), []).append(value)
         return {
@@ -378,11 +380,11 @@ def side_by_side(
     Raises:
         SteptimeError: the price list is damaged.
     """
-    prices = prices_of([question.gpu.name for question in asked])
+    one_currency(p.price for p in predictions)
     hosts = host_note(asked, predictions, answering)
-    ties = grid_ties(asked, predictions, hourly_prices(prices))
+    ties = grid_ties(asked, predictions)
     usable = [question.gpu.usable_memory_bytes for question in asked]
-    return Comparison(predictions, prices=prices, hosts=hosts, ties=ties, usable_bytes=usable)
+    return Comparison(predictions, hosts=hosts, ties=ties, usable_bytes=usable)
 
 
 def show(predictions: Sequence[Prediction], paths: Mapping[str, str] | None = None) -> None:

@@ -14,10 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from pipeline.prediction import Prediction
-from pipeline.prices import hourly_prices
 from pipeline.schemas import write_text
 from pipeline.show.figures.step_times import steps
 from pipeline.show.sentences import answers, grid_title
@@ -34,17 +31,14 @@ STYLE = Path(__file__).with_name("page.css")
 
 
 def page_points(
-    predictions: Sequence[Prediction], usable_bytes: Sequence[int], prices: pd.DataFrame
+    predictions: Sequence[Prediction], usable_bytes: Sequence[int]
 ) -> list[dict[str, Any]]:
     """What the page shows of each prediction: plain values, times in µs, memory in bytes, cost of a million samples.
 
     Args:
         predictions: the points.
         usable_bytes: memory of each point's GPU that PyTorch can use.
-        prices: from `pipeline.prices.prices_of`.
     """
-    hourly = hourly_prices(prices)
-    currency = str(prices["currency"].iloc[0]) if len(prices) else ""
     return [
         {
             "model": p.model,
@@ -62,10 +56,8 @@ def page_points(
             "usable": usable,
             "fits": p.fits,
             "tight": p.tight,
-            "cost": hourly[p.gpu] * p.devices / 3600.0 / p.samples_per_s * 1e6
-            if p.gpu in hourly
-            else None,
-            "currency": currency,
+            "cost": 1e6 / p.samples_per_price if p.samples_per_price else None,
+            "currency": p.price.currency if p.price else "",
             "overrides": [text.lstrip("+") for text in p.overrides],
         }
         for p, usable in zip(predictions, usable_bytes, strict=True)

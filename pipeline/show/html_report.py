@@ -87,7 +87,7 @@ def write_report(
         lstrip_blocks=True,
     )
     predictions = comparison.predictions
-    played = explore_part(page_points(predictions, comparison.usable_bytes, comparison.prices))
+    played = explore_part(page_points(predictions, comparison.usable_bytes))
     text = environment.get_template(PAGE).render(
         title=grid_title(predictions),
         said=answers(step_table(predictions), predictions),

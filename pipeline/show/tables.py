@@ -45,12 +45,13 @@ def interval(low_us: float, high_us: float) -> str:
     return f"{in_ms(low_us)}-{in_ms(high_us)}"
 
 
-def one(prediction: Prediction, width: int = PIPE_WIDTH) -> RenderableType:
+def one(prediction: Prediction, width: int = PIPE_WIDTH, why: bool = False) -> RenderableType:
     """A single prediction, with its parts and its evidence.
 
     Args:
         prediction: what was predicted.
         width: characters of a line. A title that does not fit becomes rows of the table.
+        why: as of `Prediction.rows`.
     """
     p = prediction
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -64,7 +65,7 @@ def one(prediction: Prediction, width: int = PIPE_WIDTH) -> RenderableType:
     if len(title) > room:
         table.add_row("step of", title)
         title = ""
-    for label, value in p.rows():
+    for label, value in p.rows(why):
         table.add_row(label, _styled(p, label, value))
     return Panel(
         Group(table, Text(), families(p)),
@@ -90,10 +91,10 @@ def values_of(rows: Sequence[tuple[Prediction, str]], key: str) -> str:
     )
 
 
-def show_one(prediction: Prediction, paths: Mapping[str, str]) -> None:
+def show_one(prediction: Prediction, paths: Mapping[str, str], why: bool = False) -> None:
     """Print a single prediction, and the paths of its artifacts by name."""
     screen = console()
-    screen.print(one(prediction, screen.width), crop=False)
+    screen.print(one(prediction, screen.width, why), crop=False)
     show_paths(paths)
 
 

@@ -55,6 +55,7 @@ class Step:
             `procedure(batch, optimizers)`, with the tuple of the batch's tensors on the device and the list of optimizers.
         own_optimizers: take the place of those that the configuration names.
         picked: share of the elements of a mask that select data, where `model.picked` does not say it.
+        seq_len: tokens of a sample, where it is a sequence of tokens and `model.seq_len` does not say it.
     """
 
     modules: Sequence[nn.Module]
@@ -67,6 +68,7 @@ class Step:
     procedure: Callable[[Batch, Sequence[torch.optim.Optimizer]], None] | None = None
     own_optimizers: Sequence[torch.optim.Optimizer] = ()
     picked: float | None = None
+    seq_len: int | None = None
     optimizers: list[torch.optim.Optimizer] = field(init=False)
     dtype: str = field(init=False)
     precision_read: bool = field(init=False, default=False)

@@ -128,7 +128,14 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         getattr(settings, "mask_time_prob", None),
     )  # of SpecAugment
     return Step(
-        [model], [tuple(batch.values())], forward, loss, device, config, picked=masked or None
+        [model],
+        [tuple(batch.values())],
+        forward,
+        loss,
+        device,
+        config,
+        picked=masked or None,
+        seq_len=inputs["input_ids"].shape[1] if list(inputs) == ["input_ids"] else None,
     )
 
 

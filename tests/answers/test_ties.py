@@ -63,7 +63,7 @@ def test_a_sure_winner_keeps_its_star() -> None:
 
 
 def test_options_that_change_nothing_tie_in_price_too() -> None:
-    grid = compare("V100", "resnet50", batch_size=32, model__dtype="default,fp32")
+    grid = compare("T4", "resnet50", batch_size=32, model__dtype="default,fp32")
     assert {what for _, what in grid.ties} == {THROUGHPUT, PER_PRICE}
     assert (
         grid.ties["resnet50", THROUGHPUT].why == "they take the same time"

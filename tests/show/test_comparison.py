@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -21,10 +20,10 @@ from pipeline.answers.memory_fit import first_digits
 from pipeline.errors import ConfigError, InputError
 from pipeline.prediction import Prediction
 from pipeline.prediction_parts import Arithmetic, SeveralGpus
-from pipeline.prices import Order, in_order
 from pipeline.question.question import Question, expand
 from pipeline.schemas import read_table
 from pipeline.show.comparison import Comparison
+from pipeline.show.comparison_columns import Order, best_first
 from tests.commands import Steptime
 from tests.predictions import predicted
 
@@ -55,8 +54,14 @@ def shown(comparison: Comparison, width: int) -> list[str]:
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
-def rows(*changes: dict[str, object]) -> list[Prediction]:
-    return [dataclasses.replace(STEP, **change) for change in changes]  # type: ignore[arg-type]
+def rows(*changes: dict[str, object], **common: object) -> list[Prediction]:
+    return [dataclasses.replace(STEP, **common, **change) for change in changes]  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def without_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layouts are those of a table without prices, unless a test gives some."""
+    monkeypatch.setenv("STEPTIME_PRICES", "none")
 
 
 def test_options_of_all_rows_are_in_the_heading_alone() -> None:
@@ -66,7 +71,7 @@ def test_options_of_all_rows_are_in_the_heading_alone() -> None:
     assert sum("make_step" in line for line in lines) == 1
     assert (
         " ".join(lines[1].split())
-        == "GPU batch step ms p10-p90 ms busy bound samples/s mem GiB evidence"
+        == "GPU batch step ms p10-p90 ms busy bound samples/s mem GiB how sure"
     )
 
 
@@ -98,7 +103,7 @@ def test_bound_and_interval_stay_and_what_goes_is_named(width: int) -> None:
     )
     assert max(map(len, lines)) <= width
     header = next(line for line in lines if "p10-p90" in line)
-    hidden = [head for head in ("busy", "mem GiB", "evidence", "max batch") if head not in header]
+    hidden = [head for head in ("busy", "mem GiB", "how sure", "max batch") if head not in header]
     told = f"Not shown: {', '.join(hidden)} (a wider terminal, or --json)."
     assert (told in " ".join(text.split())) == bool(hidden)
     assert bool(hidden) == (width < 90)
@@ -111,8 +116,8 @@ def test_a_very_narrow_table_cuts_no_cell_and_names_what_it_leaves_out(width: in
         {"overrides": ("model.embedding=sparse",)},
         {"overrides": ("model.embedding=dense",), "gpu": "T4"},
     )
-    found = rows(*designs)
-    lines = shown(Comparison(found, {}, priced(V100=2.0)), width)
+    found = rows(*designs, own_price=2.0)
+    lines = shown(Comparison(found, {}), width)
     text = "\n".join(lines)
     assert max(map(len, lines)) <= width and "…" not in text
     header, told = lines[1].split(), " ".join(text.partition("Not shown:")[2].split())
@@ -123,8 +128,8 @@ def test_a_very_narrow_table_cuts_no_cell_and_names_what_it_leaves_out(width: in
         "bound",
         "p10-p90",
         "mem",
-        "evidence",
-        "samples/EUR",
+        "sure",
+        "samples/USD",
     ):
         assert (name in header) != (name in told), name
     body = "".join(text.partition("\n★")[0].split())
@@ -159,7 +164,7 @@ ARITHMETIC = Arithmetic(4e10, "fp32", {"fp32": 20.0})
 def test_achieved_arithmetic_is_shown_where_there_is_room() -> None:
     found = rows({"arithmetic": ARITHMETIC}, {"gpu": "T4"})
     header, row = (line.split() for line in shown(Comparison(found), 160)[1:3])
-    assert header[-3:] == ["evidence", "TFLOP/s", "MFU"] and row[-2:] == ["5.00", "25.0%"]
+    assert header[-3:] == ["sure", "TFLOP/s", "MFU"] and row[-2:] == ["5.00", "25.0%"]
     assert "Not shown: TFLOP/s, MFU (a wider" in "\n".join(shown(Comparison(found), 65))
 
 
@@ -202,30 +207,10 @@ def test_a_point_without_a_prediction_is_a_row_with_its_reason() -> None:
     assert lines[-1] == "no prediction for P100 batch 512, P100 batch 2048: bf16 on P100: refused"
 
 
-def priced(**per_hour: float) -> pd.DataFrame:
-    """What `prices_of` returns for these prices."""
-    return pd.DataFrame(
-        [
-            {
-                "gpu": gpu,
-                "price_per_hour": price,
-                "currency": "EUR",
-                "provider": "mine",
-                "region": "here",
-                "date": "2026-01-15",
-                "source": "my offer",
-                "scope": "instance",
-                "priced_as": "",
-            }
-            for gpu, price in per_hour.items()
-        ]
-    )
-
-
 def test_rows_are_sorted_best_first_and_without_a_price_last() -> None:
     fast, dear, free = rows(
-        {},
-        {"gpu": "T4", "predicted_us": 9000.0, "batch_size": 4096},
+        {"own_price": 3.0},
+        {"gpu": "T4", "predicted_us": 9000.0, "batch_size": 4096, "own_price": 1.0},
         {"gpu": "A100", "predicted_us": 8500.0},
     )
     for order, names in (
@@ -233,18 +218,16 @@ def test_rows_are_sorted_best_first_and_without_a_price_last() -> None:
         (Order.throughput, ["T4", "V100", "A100"]),
         (Order.cost, ["T4", "V100", "A100"]),
     ):
-        assert [
-            p.gpu for p in in_order([fast, dear, free], priced(V100=3.0, T4=1.0), order)
-        ] == names
+        assert [p.gpu for p in best_first([fast, dear, free], order)] == names
 
 
 def test_the_cheapest_has_a_star_of_its_own() -> None:
-    found = rows({}, {"gpu": "T4", "predicted_us": 16000.0})
-    lines = shown(Comparison(found, prices=priced(V100=2.0, T4=0.5)), 160)
+    found = rows({"own_price": 2.0}, {"gpu": "T4", "predicted_us": 16000.0, "own_price": 0.5})
+    lines = shown(Comparison(found), 160)
     starred = {line.split()[0]: line.count("★") for line in lines[2:4]}
     assert starred == {"V100": 1, "T4": 1}
-    assert "★ most samples per second or per EUR of the model" in lines[-2]
-    assert lines[-1] == "EUR per hour (mine, here), 2026-01-15: V100 2, T4 0.5"
+    assert "★ most samples per second or per USD of the model" in lines[-2]
+    assert lines[-1] == "USD per hour: V100 2, T4 0.5"
 
 
 def test_a_failing_point_does_not_end_the_grid(
@@ -318,7 +301,7 @@ def test_a_grid_that_is_broken_off_leaves_the_file_as_it_was(tmp_path: Path) -> 
 def test_an_order_by_cost_needs_prices(monkeypatch: pytest.MonkeyPatch, steptime: Steptime) -> None:
     monkeypatch.setenv("STEPTIME_PRICES", "none")
     code, _, err = steptime("compare", "gpu=V100,T4", "model=dlrm_small", "--sort", "cost")
-    assert code == 2 and "none of these GPUs has a price" in err
+    assert code == 2 and "no price of V100, T4; give price.V100=" in err
 
 
 def test_a_workload_lists_its_options_with_values(steptime: Steptime) -> None:

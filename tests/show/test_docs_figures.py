@@ -137,7 +137,7 @@ def test_the_break_even_of_a_host_bound_step() -> None:
         (label.strip(), value)
         for label, value in (line.split("  ", 1) for line in shown.splitlines())
     ]
-    assert [label for label, _ in lines] == ["host done after", "host", "break-even"]
+    assert [label for label, _ in lines] == ["limited by"]
     for label, value in lines:
         assert numbers(value) == pytest.approx(numbers(rows[label]), rel=NEAR, abs=0.011)
         assert re.sub(NUMBER, "#", value.strip()) == re.sub(NUMBER, "#", rows[label])

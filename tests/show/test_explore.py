@@ -17,7 +17,6 @@ from evaluation.pages.chromium import Page
 from pipeline import compare
 from pipeline.cli import app
 from pipeline.prediction import Prediction
-from pipeline.prices import prices_of
 from pipeline.show.explore_page import SCRIPT, page_points, policy_of, write_page
 from tests.predictions import predicted
 
@@ -34,6 +33,7 @@ def point(gpu: str, batch: int, ms: float, **others: Any) -> Prediction:
         host_us=500 * ms,
         memory_bytes=batch * GIB // 32,
         fits=gpu != "V100" or batch < 1024,
+        own_price=3.06 if gpu == "V100" else None,
         **others,
     )
 
@@ -46,11 +46,7 @@ POINTS = [
 
 
 def data(points: list[Prediction]) -> list[dict[str, Any]]:
-    return page_points(
-        points,
-        [31 * GIB if p.gpu == "V100" else 79 * GIB for p in points],
-        prices_of(["V100", "H100"]),
-    )
+    return page_points(points, [31 * GIB if p.gpu == "V100" else 79 * GIB for p in points])
 
 
 def test_a_point_has_its_cost_its_memory_and_its_options() -> None:

@@ -11,15 +11,16 @@ from pipeline.errors import ConfigError, InputError
 from pipeline.paths import config_dir
 from pipeline.prediction_parts import SeveralGpus
 from pipeline.prices import (
-    COLUMNS,
-    Order,
-    in_order,
-    offers_in,
+    one_currency,
     price_file,
+    price_list,
     price_notes,
     prices_of,
     with_prices,
 )
+from pipeline.question.question import ask
+from pipeline.show.comparison import Comparison
+from pipeline.show.comparison_columns import Order, best_first
 from tests.predictions import predicted
 
 GOOD = (
@@ -39,13 +40,10 @@ def listed(folder: Path, *entries: str) -> Path:
 def test_a_price_has_its_date_and_the_name_of_its_gpu(tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text(GOOD)
-    prices = prices_of(["A100"], file)
-    assert tuple(prices.columns) == COLUMNS and prices["gpu"].tolist() == ["A100-PCIE-40GB"]
-    assert prices[["price_per_hour", "currency", "date"]].values.tolist() == [
-        [1.5, "EUR", "2026-01-15"]
-    ]
+    price = prices_of(["A100"], file)["A100-PCIE-40GB"]
+    assert (price.per_hour, price.currency, str(price.date)) == (1.5, "EUR", "2026-01-15")
     with pytest.raises(ConfigError, match="no such price list"):
-        offers_in(tmp_path / "absent.yaml")
+        price_list(tmp_path / "absent.yaml")
 
 
 def test_samples_per_money_are_throughput_over_price(tmp_path: Path) -> None:
@@ -63,98 +61,105 @@ def test_samples_per_money_are_throughput_over_price(tmp_path: Path) -> None:
 
 
 def test_every_shipped_price_says_where_it_is_from() -> None:
-    offers = offers_in(config_dir() / "prices.yaml")
-    assert {"V100", "P100", "P4", "T4", "L4", "A100-SXM4-40GB", "H100"} <= set(offers["gpu"])
-    assert offers["source"].str.contains("https://").all() and set(offers["currency"]) == {"USD"}
-    assert (offers[["provider", "region"]] != "").all(axis=None)
+    prices = price_list(config_dir() / "prices.yaml").values()
+    assert {"P100", "T4", "H100", "H200", "B200", "L40", "A10G", "RTX4090"} <= {
+        p.gpu for p in prices
+    }
+    assert all("https://" in p.source and p.currency == "USD" and p.provider for p in prices)
 
 
-def test_the_users_own_list_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_prices_come_before_the_shipped_ones_of_their_currency(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hourly(*gpus: str) -> dict[str, float]:
+        return {gpu: price.per_hour for gpu, price in prices_of(gpus).items()}
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STEPTIME_PRICES", raising=False)
     assert price_file() == config_dir() / "prices.yaml"
+    shipped = hourly("T4", "P100")
     listed(tmp_path, "gpu: T4, per_hour: 9")
-    assert prices_of(["T4", "V100"])[["gpu", "price_per_hour"]].values.tolist() == [["T4", 9.0]]
-    other = tmp_path / "other"
-    other.mkdir()
-    monkeypatch.setenv("STEPTIME_PRICES", str(listed(other, "gpu: T4, per_hour: 7")))
-    assert prices_of(["T4"])["price_per_hour"].tolist() == [7.0]
+    assert hourly("T4", "P100") == {"T4": 9.0}  # the shipped one is in another currency
+    listed(tmp_path, "gpu: T4, per_hour: 8, currency: USD")
+    assert hourly("T4", "P100") == {"T4": 8.0, "P100": shipped["P100"]}
     monkeypatch.setenv("STEPTIME_PRICES", "none")
-    assert prices_of(["T4"]).empty and tuple(prices_of(["T4"]).columns) == COLUMNS
+    assert hourly("T4") == {}
     monkeypatch.setenv("STEPTIME_PRICES", "absent.yaml")
     with pytest.raises(ConfigError, match=r"absent.yaml: no such price list"):
         prices_of(["T4"])
 
 
-def test_a_comparison_takes_one_offer_where_one_covers_all(tmp_path: Path) -> None:
-    """A has T4 and P4, B has T4 and V100: the wanted GPUs decide."""
-    file = listed(
-        tmp_path,
-        "gpu: T4, per_hour: 1, provider: A",
-        "gpu: P4, per_hour: 2, provider: A",
-        "gpu: T4, per_hour: 3, provider: B",
-        "gpu: V100, per_hour: 4, provider: B",
-    )
+def test_a_card_has_the_same_price_in_any_company_and_its_own() -> None:
+    alone = prices_of(["P100"])["P100"]
+    assert prices_of(["P100", "T4", "V100-SXM2-16GB"])["P100"] == alone
+    assert "V100" not in prices_of(["V100", "V100-SXM2-16GB"])
+    notes = price_notes(prices_of(["P100", "T4"]), ["P100", "T4", "V100"])
+    assert len(notes) == 3 and "GPU alone" in notes[0]
+    assert notes[2] == "no price of V100; give price.V100=USD_AN_HOUR (docs/prices.md)"
 
-    def chosen(*gpus: str) -> dict[str, str]:
-        prices = prices_of(gpus, file)
-        return dict(zip(prices["gpu"], prices["provider"], strict=True))
 
-    assert chosen("T4", "P4") == {"T4": "A", "P4": "A"}
-    assert chosen("V100", "T4") == {"V100": "B", "T4": "B"}
-    assert chosen("P4", "V100") == {"P4": "A", "V100": "B"}
-    notes = price_notes(prices_of(["P4", "V100", "T4"], file), ["P4", "V100", "T4", "L4"])
+def test_a_price_on_the_command_line_changes_the_cost_alone() -> None:
+    asked = [ask(["gpu=T4", "model=resnet50", *more]) for more in ([], ["price.T4=$3.80"])]
+    assert asked[0] == asked[1] and asked[1].own_price == 3.8
+    assert asked[0].plain() == asked[1].plain()
+    with pytest.raises(ConfigError, match=r"price\.H200: this GPU is not among those asked for"):
+        ask(["gpu=T4", "model=resnet50", "price.H200=3"])
+    p = predicted(3.6e9, gpu="T4", batch_size=76, own_price=3.8)
     assert (
-        len(notes) == 3
-        and "no single offer covers all" in notes[1]
-        and notes[2].startswith("no price of L4")
+        p.samples_per_price == pytest.approx(20)
+        and ("price", "3.80 USD an hour, 20 samples per USD") in p.rows()
     )
 
 
-@pytest.mark.parametrize("providers", ["AB", "BA"])
-def test_of_two_offers_the_more_recent_is_taken_whatever_their_order(
-    tmp_path: Path, providers: str
-) -> None:
-    days = {"A": "2025-12-15", "B": "2026-01-15"}
-    entries = [
-        f"  - {{gpu: T4, per_hour: 1, provider: {name}, date: {days[name]}, source: offer}}"
-        for name in providers
-    ]
-    file = tmp_path / "prices.yaml"
-    file.write_text("\n".join(["currency: EUR", "prices:", *entries]))
-    assert prices_of(["T4"], file)[["provider", "date"]].values.tolist() == [["B", "2026-01-15"]]
+def test_text_and_facts_of_a_comparison_have_the_same_prices() -> None:
+    points = [predicted(1e3, gpu=gpu) for gpu in ("P100", "V100-SXM2-16GB")]
+    text = str(Comparison(points))
+    for p in points:
+        assert f"{p.gpu} {p.as_dict()['price_per_hour']:.4g}" in text
 
 
-def test_an_offer_stands_for_a_similar_board_only_if_the_list_says_so(tmp_path: Path) -> None:
-    entry = "gpu: V100-SXM2-16GB, per_hour: 3"
-    assert prices_of(["V100"], listed(tmp_path, entry)).empty
-    file = listed(tmp_path, f"{entry}, stands_for: [V100]")
-    prices = prices_of(["V100"], file)
-    assert prices[["gpu", "priced_as"]].values.tolist() == [["V100", "V100-SXM2-16GB"]]
-    assert "V100 3 (price of V100-SXM2-16GB)" in price_notes(prices, ["V100"])[0]
-    own = listed(tmp_path, f"{entry}, stands_for: [V100]", "gpu: V100, per_hour: 5")
-    assert prices_of(["V100"], own)["price_per_hour"].tolist() == [5.0]
+def test_hours_and_cost_of_the_users_work_follow_the_interval() -> None:
+    work = ask(["gpu=T4", "model=resnet50", "samples=1.2M", "epochs=3"]).work
+    p = predicted(1e6, gpu="T4", batch_size=100, p10_us=9e5, p90_us=1.2e6, work=work, own_price=2.0)
+    facts = p.as_dict()
+    assert [facts[key] for key in ("hours", "hours_p10", "hours_p90", "cost")] == pytest.approx(
+        [10.0, 9.0, 12.0, 20.0]
+    )
+    rows = dict(p.rows())
+    assert rows["your work"] == "3 epochs of 1.2M samples"
+    assert rows["  cost"] == "20.00 USD   (p10-p90: 18.00 to 24.00 USD)"
+    assert dict(predicted(1e6, asked={"seq_len": "512"}, batch_size=8).rows())[
+        "throughput"
+    ].endswith("(4.1k tokens/s, sequences of 512)")
+    tokens = ask(["gpu=T4", "model=resnet50", "tokens=3B"]).work
+    with pytest.raises(InputError, match="no sequences of tokens; give samples"):
+        predicted(1e6, gpu="T4", work=tokens).rows()
+    with pytest.raises(InputError, match="epochs: give the samples"):
+        ask(["gpu=T4", "model=resnet50", "epochs=3"])
 
 
-def test_the_order_by_cost_pays_for_each_gpu_of_a_step(tmp_path: Path) -> None:
+def test_the_order_by_cost_pays_for_each_gpu_of_a_step() -> None:
     """Four GPUs with three times the throughput of one cost a third more for each sample; a GPU without a price is last."""
     four = SeveralGpus(4, 1, "dgx", 0.0, 0.0, dp=4)
     one, several, unpriced = (
-        predicted(us, gpu=gpu, p10_us=us, p90_us=us, several=ranks)
-        for gpu, us, ranks in (("T4", 100.0, None), ("T4", 400.0 / 3.0, four), ("V100", 10.0, None))
+        predicted(us, gpu=gpu, p10_us=us, p90_us=us, several=ranks, own_price=own)
+        for gpu, us, ranks, own in (
+            ("T4", 100.0, None, 1.0),
+            ("T4", 400.0 / 3.0, four, 1.0),
+            ("V100", 10.0, None, None),
+        )
     )
-    prices = prices_of(["T4", "V100"], listed(tmp_path, "gpu: T4, per_hour: 1"))
-    assert in_order([unpriced, several, one], prices, Order.cost) == [one, several, unpriced]
-    assert in_order([one, several, unpriced], prices, Order.throughput) == [unpriced, several, one]
+    assert best_first([unpriced, several, one], Order.cost) == [one, several, unpriced]
+    assert best_first([one, several, unpriced], Order.throughput) == [unpriced, several, one]
 
 
 def test_prices_of_one_comparison_have_one_currency(tmp_path: Path) -> None:
     file = listed(tmp_path, "gpu: T4, per_hour: 1, currency: USD", "gpu: V100, per_hour: 1")
-    assert prices_of(["T4"], file)["currency"].tolist() == ["USD"]
+    assert one_currency(prices_of(["T4"], file).values()) == "USD"
     with pytest.raises(
         InputError, match="T4 in USD and V100 in EUR: prices of one comparison need one currency"
     ):
-        prices_of(["T4", "V100"], file)
+        one_currency(prices_of(["T4", "V100"], file).values())
 
 
 ENTRY = "{gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}"
@@ -189,7 +194,7 @@ ENTRY = "{gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}"
             GOOD.replace("per_hour", "scope: node, per_hour"),
             "Invalid enum value 'node' - at `$.scope`",
         ),
-        (GOOD.replace("per_hour", "stands_for: V100, per_hour"), "got `str` - at `$.stands_for`"),
+        (GOOD.replace("per_hour", "stands_for: V100, per_hour"), "unknown field `stands_for`"),
     ],
 )
 def test_a_price_that_cannot_be_meant_is_refused_by_its_entry(
@@ -198,5 +203,5 @@ def test_a_price_that_cannot_be_meant_is_refused_by_its_entry(
     file = tmp_path / "prices.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"prices\.yaml") as refused:
-        offers_in(file)
+        price_list(file)
     assert said in str(refused.value) and "\n" not in str(refused.value)

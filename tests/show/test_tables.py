@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.prediction import Prediction
+from pipeline.prediction_parts import UNMEASURED
 from pipeline.schemas import to_arrow
 from pipeline.show.comparison import Comparison, show
 from pipeline.show.tables import Catalogue, console, one
@@ -83,13 +84,14 @@ def test_a_summary_row_comes_back_as_the_same_prediction(
 
 def test_the_table_says_what_matters(prediction: Prediction) -> None:
     shown = text_of(one(prediction))
+    assert "pack 90%" not in shown and "pack 90%" in text_of(one(prediction, why=True))
     for words in (
         "8.00 ms",
         "7.50 ms to 9.00 ms",
         "75% busy",
-        "device-bound",
+        "the GPU   (75% busy)",
         "gemm",
-        "pack 90%",
+        "guess: operators without a model",
         "2.0 GiB",
         "1.0% of device time",
     ):
@@ -122,10 +124,18 @@ def test_a_comparison_shows_as_a_table_in_a_notebook(prediction: Prediction) -> 
 def test_a_host_bound_step_names_the_host_and_the_break_even(prediction: Prediction) -> None:
     host = dataclasses.replace(prediction, bound="host", host="v100-traces", device_bound_from=1.6)
     shown = text_of(one(host))
-    assert "v100-traces" in shown and "device-bound from a host 1.60 times as fast" in shown
+    assert "v100-traces" in shown and "the GPU is the limit from a host 1.60 times as fast" in shown
     never = text_of(one(dataclasses.replace(host, device_bound_from=None)))
-    assert "host-bound whatever the host" in never
-    assert "break-even" not in text_of(one(dataclasses.replace(host, bound="device")))
+    assert "whatever the host" in never
+    assert "times as fast" not in text_of(one(dataclasses.replace(host, bound="device")))
+
+
+def test_one_word_says_how_sure_a_step_is_by_the_error_of_its_interval() -> None:
+    for p90_us, word in ((1.3, "good"), (1.8, "fair"), (2.0, "guess")):
+        assert predicted(1.2, p10_us=1.0, p90_us=p90_us).sureness == word
+    assert predicted(1.2, p10_us=1.0, p90_us=2.0, evidence={"measured": 0.9}).sureness == "measured"
+    note = f"{UNMEASURED} the times of it"
+    assert predicted(1.2, p10_us=1.0, p90_us=1.3, notes=(note,)).sureness == "guess"
 
 
 def test_a_step_that_fits_tightly_says_so_wherever_it_is_shown(prediction: Prediction) -> None:
@@ -169,7 +179,7 @@ def test_a_title_that_does_not_fit_becomes_rows(prediction: Prediction) -> None:
     shown = lines_at(one(named, 40), 40)
     assert named.title in shown[0] and "options" in shown[1] and "dtype=fp16" in shown[1]
     long = lines_at(one(dataclasses.replace(named, model="a_model_with_a_long_name"), 40), 40)
-    assert "a_model_with_a_l" in "\n".join(long) and "ong_name on" in "\n".join(long)
+    assert "a_model_with_a_l" in "\n".join(long) and "name on" in "\n".join(long)
     assert not any("…" in line for line in shown + long)
 
 

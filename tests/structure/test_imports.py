@@ -17,8 +17,9 @@ ROOT = project_dir()
 
 ROOMS = (
     "private_names", "arrays", "errors", "palette", "readable", "yaml_text", "paths", "schemas",
-    "user_cache", "plotter", "prediction_parts", "prediction", "summary_rows", "model_files",
-    "hardware", "prices", "question", "as_on_cuda", "workloads", "trace", "families",
+    "user_cache", "plotter", "model_files", "hardware", "prices", "work", "prediction_parts",
+    "prediction_rows", "prediction", "summary_rows", "question", "as_on_cuda", "workloads",
+    "trace", "families",
     "kernels", "graph", "measured", "datasets", "transfer",
     "overheads", "simulate", "answers", "flow", "scripting", "show", "completion", "terminal",
     "collect", "commands", "cli", "__main__", "evaluation.published", "evaluation.workloads",
