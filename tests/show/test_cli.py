@@ -205,7 +205,7 @@ def test_an_encoding_without_our_signs_shows_a_table_with_plain_ones() -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = python(code, env=environment)
     assert (done.returncode, done.stderr) == (0, "") and "dlrm_small" in done.stdout
-    assert "> host-bound" in done.stdout and "##" in done.stdout and "?" not in done.stdout
+    assert "the host   (GPU" in done.stdout and "##" in done.stdout and "?" not in done.stdout
     assert len({len(line) for line in done.stdout.splitlines()}) == 1  # the frame is straight
 
 
