@@ -80,6 +80,39 @@ def _tile_clocks(c: Calls) -> Array:
     return np.where(half, *ATTENTION_CLOCKS[::-1]) + flops / per_clock
 
 
+JAGGED_SHARES, HOPPER = (0.45, 0.26), 9.0
+"""Shares of the peak that Triton's kernel of HSTU reaches forward, before Hopper and since. The second follows from one report
+of an H100 (meta-recsys/generative-recommenders, issue 530: 39 % of 9.3 ms). The first is assumed: FlashAttention-2 reaches about
+twice the share of the peak there."""
+
+JAGGED_BACKWARD = 0.8
+"""Rate of the backward pass over that of the forward pass: assumed, as of FlashAttention-2."""
+
+
+def jagged_work(d: Dims) -> Work:
+    """Attention of sequences of different lengths without a softmax, N pairs of tokens in all, M tokens, B heads.
+
+    Queries and keys have the width K, values the width H.
+    """
+    b, m, n, k, h, size = d("B"), d("M"), d("N"), d("K"), d("H"), d.element_bytes()
+    back = d.backward()
+    flops = 2.0 * b * n * np.where(back, 3.0 * k + 2.0 * h, k + h)
+    scale = size * b * m * np.where(back, 2.0, 1.0)
+    return Work(flops, scale * (2.0 * k + h), scale * h)
+
+
+def jagged_us(c: Calls) -> Array:
+    """Time of this attention: arithmetic at a share of the peak, or traffic."""
+    share = JAGGED_SHARES[int(c.chip.gpu.compute_capability >= HOPPER)]
+    rate = c.chip.flop_per_us(c.dtype) * share * np.where(c.d.backward(), JAGGED_BACKWARD, 1.0)
+    return c.start + np.maximum(c.work.flops / rate, c.moving_us)
+
+
+def jagged_spread(c: Calls, usual: float) -> float:
+    """Factor up and down of this attention's interval: all but one of its shares are assumed."""
+    return 2.0
+
+
 def older_kernel(d: Dims, gpu: GpuSpec) -> Flags:
     """Calls of FlashAttention-2 where PyTorch chooses cuDNN's kernel: those of traces, whose operator names it, shape (rows,)."""
     recorded = d.op_in(("flash",)) & ~d.flag("chosen") & d.dtype_in(HALF_DTYPES)
@@ -101,5 +134,10 @@ FAMILIES = (
         "attention", ("B", "M", "N", "K"), Law.COMPUTE, attention_work,
         ("flash", "cudnn", "efficient", "math"), start=(6.0, 5.0), time=attention_us,
         reference=product_us, marks=("causal", "dropout"), unlike=older_kernel, colour="#073763",
+    ),
+    Family(
+        "jagged_attention", ("B", "M", "N", "K", "H"), Law.COMPUTE, jagged_work,
+        ("silu_attention",), start=(6.0, 5.0), time=jagged_us, spread=jagged_spread,
+        colour="#3A6EA5",
     ),
 )  # fmt: skip

@@ -14,8 +14,8 @@ from typing import Any
 
 from pipeline.families.embedding_lookups import Lookup
 from pipeline.graph.table import Node, Tensor
-from pipeline.question.embedding_tables import JOINT, tables
-from pipeline.question.placed_tables import STAND_INS, groups_of, placed_by
+from pipeline.question.embedding_tables import JOINT, sequences, table_optimizer, tables
+from pipeline.question.placed_tables import STAND_INS, Group, groups_of, placed_by
 
 BOUNDS_CHECK = "fbgemm::bounds_check_indices"
 FUSED_FORWARD = "fbgemm::split_embedding_codegen_lookup_{optimizer}_function"
@@ -104,13 +104,13 @@ def name_fused_lookups(nodes: Sequence[Node], config: Mapping[str, Any]) -> list
 
 def fused_optimizer(config: Mapping[str, Any]) -> str:
     """The optimizer inside a fused lookup's backward pass; SGD unless it is Adagrad or Adam."""
-    name = str(config.get("optimizer", "sgd"))
+    name = table_optimizer(config)
     return name if name in ("adagrad", "adam") else "sgd"
 
 
 def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]:
     """Add to lookups what their shapes do not show: rows per table, lookups, and the distribution of indices."""
-    if "embedding" not in config:
+    if "rows" not in config and "table_configs" not in config:
         return sparse_updates(
             nodes, tables_of_custom_step(nodes), str(config.get("optimizer", "sgd"))
         )
@@ -129,7 +129,7 @@ def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]
                 node.attributes["states"] = states
         elif "embedding_bag" in node.name or node.name == "aten::embedding":
             node.attributes.update(distribution=distribution, index_bytes=8)
-    if config["embedding"] not in ("sparse", *JOINT):
+    if config.get("embedding") not in ("sparse", *JOINT):
         return nodes
     outputs = {
         "aten::_embedding_bag": 2,
@@ -162,10 +162,15 @@ def _looked_up_together(
 ) -> dict[tuple[int, ...], tuple[list[int], list[Any]]]:
     """Rows and lookups of the tables that each fused lookup reads, by the shape of its weight."""
     dim, placed = int(config["dim"]), placed_by(config)
-    if placed is None:
-        return {(sum(rows), dim): (rows, lookups)}
-    groups = groups_of(*placed, rows, lookups, dim)
-    return {(sum(one.rows), one.columns): ([*one.rows], [*one.lookups]) for one in groups}
+    whole = [Group((), tuple(rows), tuple(lookups), dim)]
+    groups = groups_of(*placed, rows, lookups, dim) if placed else whole
+    found: dict[tuple[int, ...], tuple[list[int], list[Any]]] = {}
+    for one in groups:
+        counts = [*one.lookups]
+        if sequences(config):  # a bag for each index: as many bags as tables have in the mean
+            counts = [count * len(counts) / sum(counts) for count in counts]
+        found[(sum(one.rows), one.columns)] = ([*one.rows], counts)
+    return found
 
 
 def tables_of_custom_step(nodes: Sequence[Node]) -> list[Lookup]:

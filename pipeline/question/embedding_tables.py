@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
+from pipeline.question.sequence_lengths import mean_length
 
 JOINT = ("joint_sparse", "joint_rows")
 """Kinds of lookups with one weight that contains the rows of all tables."""
@@ -33,6 +34,8 @@ def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         return _read_table_configs(config)
     rows = config.get("rows")
     lookups = config.get("lookups", 1)
+    if sequences(config):
+        lookups = [round(mean) for mean in lookups_of_sequences(config)]
     count = config.get("tables")
     if rows is None:
         raise ConfigError("model.rows is missing: give rows per table, as a number or a list")
@@ -54,6 +57,22 @@ def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
             f"model.lookups lists {len(each)} numbers for {len(sizes)} tables: give one per table"
         )
     return sizes, each
+
+
+def sequences(config: Mapping[str, Any]) -> bool:
+    """Whether each index of a workload gives a row of its own, and not a part of a sum."""
+    return "lengths" in config
+
+
+def lookups_of_sequences(config: Mapping[str, Any]) -> list[float]:
+    """Lookups of a sample in each table, the mean: one for each token, and one in the last table, which is that of users."""
+    tokens = mean_length(config) + int(config["candidates"])
+    return [tokens] * (len(config["rows"]) - 1) + [1.0]
+
+
+def table_optimizer(config: Mapping[str, Any]) -> str:
+    """The optimizer that the backward pass of fused lookups applies."""
+    return str(config.get("table_optimizer") or config.get("optimizer", "sgd"))
 
 
 def _numbers(option: str, values: Sequence[Any]) -> list[int]:

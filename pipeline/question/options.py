@@ -129,6 +129,16 @@ _WORKLOADS = {
     "rows": Option("rows per table, or a list with one number for each", each=True),
     "lookups": Option("per sample and table, or a list with one number for each table", each=True),
     "distribution": Option("distribution of the indices: uniform, or zipf:1.05"),
+    "lengths": Option(
+        "lengths of sequences: full, uniform, zipf:1.2, or a file with pairs of a length and how"
+        " often it occurs"
+    ),
+    "candidates": Option("items of a sample that are ranked, behind its sequence"),
+    "head_width": Option("width of a head"),
+    "table_optimizer": Option(
+        "what updates the tables; row-wise Adagrad moves about as many bytes as sgd",
+        ("sgd", "adagrad", "adam"),
+    ),
     "table_configs": Option("file of table configurations (facebookresearch/dlrm_datasets)"),
     "image_size": Option(_EDGE, whole=True),
     "classes": Option("outputs of the classifier", whole=True),

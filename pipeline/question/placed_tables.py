@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.arrays import Array
-from pipeline.errors import LayoutError
+from pipeline.errors import ConfigError, LayoutError
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
-from pipeline.question.embedding_tables import STATES, tables
+from pipeline.question.embedding_tables import STATES, sequences, table_optimizer, tables
 from pipeline.question.several_gpus import Ranks
 from pipeline.question.table_plan import (
     AUTO,
@@ -61,7 +61,7 @@ class Group:
 
 
 def groups_of(
-    plan: TablePlan, rank: int, rows: Sequence[int], lookups: Sequence[int], dim: int
+    plan: TablePlan, rank: int, rows: Sequence[int], lookups: Sequence[float], dim: int
 ) -> list[Group]:
     """What a rank looks up: its parts by width, then its rows of the tables that all ranks share."""
     found, own = [], plan.parts[rank]
@@ -88,8 +88,9 @@ def placed_by(config: Mapping[str, Any]) -> tuple[TablePlan, int] | None:
 def tables_of(model: Mapping[str, Any]) -> Tables:
     """The tables of section `model`."""
     rows, lookups = tables(model)
-    states = STATES.get(str(model.get("optimizer", "sgd")), 0)
-    return Tables(tuple(rows), tuple(map(float, lookups)), int(model["dim"]), states)
+    states = STATES.get(table_optimizer(model), 0)
+    of = tuple(map(float, lookups))
+    return Tables(tuple(rows), of, int(model["dim"]), states, not sequences(model))
 
 
 def machine_of(gpu: GpuSpec, cluster: Cluster, nodes: int) -> Machine:
@@ -124,10 +125,15 @@ def plan_of(
         LayoutError: no balanced plan fits.
     """
     of = tables_of(model)
-    if sharding in SIMPLE:
-        return SIMPLE[sharding](of, ranks)
     if sharding not in (AUTO, WITH_COPIES):
-        return read_plan(sharding, of, ranks)
+        simple = SIMPLE.get(sharding)
+        plan = simple(of, ranks) if simple else read_plan(sharding, of, ranks)
+        if not of.pooled and plan.of_kind(ROW_WISE):
+            raise ConfigError(
+                f"parallel.sharding={sharding}: row_wise tables with rows that are not summed are"
+                " not predicted; take auto or column_wise"
+            )
+        return plan
     element = element_bytes(model)
     copied = small_tables(of, samples // ranks, element) if sharding == WITH_COPIES else ()
 

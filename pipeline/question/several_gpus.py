@@ -286,7 +286,7 @@ def with_exchange(
         added |= {"layout": inside} if inside else {}
         added["part"] = "whole" if of.parts == 1 else "first"
     else:
-        reads_ranks = of.spreads or model.get("architecture") == "custom"
+        reads_ranks = of.spreads or model.get("architecture") in ("custom", "hstu")
         sizes = layout.captured(reads_ranks)
         how = {"fsdp": ranks.sharding} if of.sharded else {"ddp": of.exchange}
         added = {"layout": sizes, **how} if sizes else {}
@@ -339,12 +339,12 @@ def _check_shares(devices: int, parallel: ParallelSettings, model: Mapping[str, 
 
 def _check_spread(of: ParallelSettings, model: Mapping[str, Any]) -> None:
     """Refuse to spread what has no tables, or lookups that are not fused."""
-    if model.get("architecture") != "dlrm":
+    if model.get("architecture") not in ("dlrm", "hstu"):
         raise ConfigError(
             f"parallel=hybrid: {model['name']} has no embedding tables to spread; take parallel=ddp"
             " or parallel=fsdp"
         )
-    if model.get("embedding") != "fused":
+    if model.get("embedding", "fused") != "fused":
         raise ConfigError(
             f"model.embedding={model.get('embedding')}: tables that are spread over GPUs have fused"
             " lookups (FBGEMM's, as in TorchRec); give model.embedding=fused"

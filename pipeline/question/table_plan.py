@@ -64,12 +64,14 @@ class Tables:
         lookups: of a sample in each table, the mean.
         dim: columns of all.
         states: tensors of a table's size that its optimizer keeps.
+        pooled: whether the rows of a sample are summed; otherwise each is exchanged.
     """
 
     rows: tuple[int, ...]
     lookups: tuple[float, ...]
     dim: int
     states: int = 0
+    pooled: bool = True
 
     @property
     def bytes(self) -> Array:
@@ -228,11 +230,12 @@ def part_us(tables: Tables, samples: int, machine: Machine, columns: int, elemen
     rows, looked_up = np.array(tables.rows, float), samples * np.array(tables.lookups)
     row = 32.0 * np.ceil(columns * 4.0 / 32.0)
     distinct = -rows * np.expm1(-looked_up / rows)
+    sums = np.full(len(rows), float(samples)) if tables.pooled else looked_up
     missed = np.where(rows * row < machine.l2_bytes, distinct, looked_up) * row
-    forward = missed + looked_up * row / L2_SPEED + samples * row
-    update = samples * row + looked_up * (row / L2_SPEED + SORTED_BYTES)
+    forward = missed + looked_up * row / L2_SPEED + sums * row
+    update = sums * row + looked_up * (row / L2_SPEED + SORTED_BYTES)
     update += 2.0 * (1 + tables.states) * distinct * row
-    moved = np.full(len(rows), 2.0 * samples * columns * element)
+    moved = 2.0 * sums * columns * element
     rates = [machine.memory_gb_per_s, machine.link_gb_per_s]
     return np.stack([forward + update, moved], 1) / rates / 1e3
 

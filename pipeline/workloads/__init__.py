@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = (
     "dlrm", "resnet", "inception", "dcgan", "transformer", "gnmt", "bert", "gpt2", "opt", "gpt",
-    "llama", *NAMED_BY, "custom",
+    "llama", "hstu", *NAMED_BY, "custom",
 )  # fmt: skip
 """Allowed values of `architecture` in a model's config."""
 
@@ -79,6 +79,8 @@ def builder(architecture: str) -> Builder:
             from pipeline.workloads.language_models import build
         case "gpt" | "llama":
             from pipeline.workloads.parallel_decoder import build
+        case "hstu":
+            from pipeline.workloads.hstu import build
         case "timm":
             from pipeline.workloads.image_libraries import build_timm as build
         case "torchvision":

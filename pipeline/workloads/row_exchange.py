@@ -22,15 +22,13 @@ class Exchange:
     """One exchange of sums of rows between ranks, and of their gradients.
 
     Args:
-        batch: samples of a rank.
-        widths: columns that each rank holds.
-        rank: this rank.
+        sent: elements for each rank.
+        received: elements from each rank.
+        batch: samples of a rank, whose columns of all ranks are joined; 0: elements stay in the order of ranks.
     """
 
-    def __init__(self, batch: int, widths: Sequence[int], rank: int) -> None:
-        self.sent = [batch * widths[rank]] * len(widths)
-        self.received = [batch * width for width in widths]
-        self.batch = batch
+    def __init__(self, sent: Sequence[int], received: Sequence[int], batch: int = 0) -> None:
+        self.sent, self.received, self.batch = list(sent), list(received), batch
         self.work: Any = None
         self.gradient: Tensor | None = None
 
@@ -61,9 +59,11 @@ class Receive(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, received: Tensor, exchange: Exchange) -> Tensor:
-        """Join the sums, shape (samples, columns of all ranks)."""
+        """Join the sums, shape (samples, columns of all ranks); without a batch, all elements in a line."""
         exchange.work.wait()
         ctx.exchange = exchange
+        if not exchange.batch:
+            return received.view_as(received)
         parts = split(received, exchange.received)
         return torch.cat([part.view(exchange.batch, -1) for part in parts], 1)
 
@@ -71,9 +71,10 @@ class Receive(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Start to exchange the gradients."""
         exchange, (gradient,) = ctx.exchange, gradients
-        columns = [size // exchange.batch for size in exchange.received]
-        parts = split(gradient, columns, 1)
-        sent = torch.cat([part.reshape(-1) for part in parts])
+        sent = gradient
+        if exchange.batch:
+            columns = [size // exchange.batch for size in exchange.received]
+            sent = torch.cat([part.reshape(-1) for part in split(gradient, columns, 1)])
         exchange.gradient = gradient.new_empty(sum(exchange.sent))
         exchange.work = dist.all_to_all_single(
             exchange.gradient, sent, exchange.sent, exchange.received, async_op=True

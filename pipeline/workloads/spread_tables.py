@@ -36,7 +36,7 @@ class SpreadTables:
         plan: where the tables are.
         rank: this rank.
         rows: of each table of the model.
-        lookups: of a sample in each table.
+        lookups: of a sample in each table, the mean.
         dim: columns of all tables.
         batch: samples of a rank.
         states: tensors of a weight's size that the optimizer keeps.
@@ -47,13 +47,14 @@ class SpreadTables:
         plan: TablePlan,
         rank: int,
         rows: Sequence[int],
-        lookups: Sequence[int],
+        lookups: Sequence[float],
         dim: int,
         batch: int,
         states: int,
     ) -> None:
         self.plan, self.rank, self.dim, self.batch = plan, rank, dim, batch
         self.rows, self.lookups = list(rows), list(lookups)
+        self.counts = [round(batch * each) for each in lookups]
         self.groups = groups_of(plan, rank, rows, lookups, dim)
         self.anchor = torch.zeros(0, requires_grad=True)
         self.weights = [torch.zeros(sum(group.rows), group.columns) for group in self.groups]
@@ -136,7 +137,7 @@ class SpreadTables:
         """The features, then those of the tables that all ranks share, once more for each rank with the indices of its rows."""
         ranks, batch, shared = self.plan.ranks, self.batch, self.plan.of_kind(ROW_WISE)
         if is_empty(indices):
-            count = batch * sum(self.lookups[table] for table in shared)
+            count = sum(self.counts[table] for table in shared)
             made = feature_operators().block_bucketize_sparse_features(
                 indices, lengths, ranks, batch * len(shared), count
             )
@@ -159,7 +160,7 @@ class SpreadTables:
             return int(each[list(features)].sum()) if features else 0
         shared, tables = self.plan.of_kind(ROW_WISE), len(self.rows)
         return sum(
-            self.batch * self.lookups[feature]
+            self.counts[feature]
             if feature < tables
             else self._of_rank(shared[(feature - tables) % len(shared)])
             for feature in features
@@ -171,7 +172,7 @@ class SpreadTables:
 
     def _arriving(self) -> list[int]:
         """Indices that arrive from each rank, in the mean."""
-        own = self.batch * sum(self.lookups[table] for table, _ in self.plan.parts[self.rank])
+        own = sum(self.counts[table] for table, _ in self.plan.parts[self.rank])
         shared = sum(map(self._of_rank, self.plan.of_kind(ROW_WISE)))
         return [own + shared] * self.plan.ranks
 
@@ -194,7 +195,8 @@ class SpreadTables:
         widths = [sum(columns for _, columns in parts) for parts in self.plan.parts]
         if any(widths):
             joined = torch.cat(own, 1) if len(own) > 1 else own[0] if own else self._nothing()
-            exchange = Exchange(self.batch, widths, self.rank)
+            sizes = [self.batch * width for width in widths]
+            exchange = Exchange([sizes[self.rank]] * len(sizes), sizes, self.batch)
             started = apply(Send, joined.to(dtype), exchange)
         for summed in (sums for group, sums in pairs if group.shared):
             tables = self.plan.of_kind(ROW_WISE)
@@ -232,9 +234,7 @@ class SpreadTables:
         self, indices: Tensor, lengths: Tensor, tables: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Indices into the joint weight of some tables, and offsets, from a batch with equal numbers of lookups."""
-        ends = [0]
-        for count in self.lookups:
-            ends.append(ends[-1] + self.batch * count)
+        ends = [0, *accumulate(self.counts)]
         starts, first = [], 0
         for table in tables:
             starts.append(indices[ends[table] : ends[table + 1]] + first)

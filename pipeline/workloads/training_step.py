@@ -21,6 +21,7 @@ from pipeline.as_on_cuda.host_reads import read
 from pipeline.as_on_cuda.mixed_precision import DTYPES, autocast
 from pipeline.as_on_cuda.shape_operators import is_fake
 from pipeline.errors import ConfigError, InputError
+from pipeline.question.embedding_tables import table_optimizer
 from pipeline.workloads.step_optimizers import OPTIMIZER_STATES, make_optimizers, sparse_lookups
 
 Batch = tuple[Tensor, ...]
@@ -274,9 +275,10 @@ class Step:
         """Bytes of optimizer state."""
         if not self.training:
             return 0
-        states = OPTIMIZER_STATES[str(self.config.get("optimizer", "sgd"))]
         own = [t for t in self.parameters() if t.requires_grad]
-        return states * sum(held_bytes(t) for t in [*own, *self.in_kernel])
+        dense = OPTIMIZER_STATES[str(self.config.get("optimizer", "sgd"))]
+        tables = OPTIMIZER_STATES[table_optimizer(self.config)]
+        return dense * sum(map(held_bytes, own)) + tables * sum(map(held_bytes, self.in_kernel))
 
     @property
     def input_bytes(self) -> int:

@@ -20,7 +20,7 @@ from pipeline.question.embedding_tables import table_configs_path
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INSTALLED = ("site-packages", "dist-packages")
 
-NAMING_FILES = ("table_configs", "config", "target")
+NAMING_FILES = ("table_configs", "config", "target", "lengths", "distribution")
 """Options of a workload that name files."""
 
 MAX_FILES = 500
@@ -37,7 +37,7 @@ def file_digests(model: Mapping[str, Any]) -> dict[str, str]:
         model: the `model` section of a point. A missing file or module is skipped; it is an error when the step is
             built.
     """
-    found: list[Path] = []
+    found = [Path(str(model[name])) for name in ("lengths", "distribution") if name in model]
     if model.get("table_configs"):
         found.append(table_configs_path(model["table_configs"]))
     if model.get("config"):

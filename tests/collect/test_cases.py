@@ -33,8 +33,9 @@ def test_seeds_cover_every_family_that_one_device_can_run() -> None:
         "collective",
         "fused",
         "interaction",
+        "jagged_attention",
         "other",
-    }  # several devices, compiled code, NVIDIA's example, and what nobody models
+    }  # several devices, compiled code, NVIDIA's example, Triton's of HSTU, and what nobody models
     assert {spec.family for spec in SEEDS} == set(BUILDERS) == set(FAMILIES) - elsewhere
 
 

@@ -22,6 +22,10 @@ SMALL = {
         **TOKENS, "kv_heads": None, "ffn_width": 64, "attention": "eager", "dtype": "default",
         "precision": "autocast",
     },
+    "hstu": {
+        "width": 32, "heads": 2, "head_width": 16, "layers": 1, "seq_len": 8, "candidates": 1,
+        "lengths": "full", "rows": [50, 7, 20], "dim": 8, "dtype": "default",
+    },
     "gpt2_large": TOKENS, "gpt3_xl": TOKENS, "gpt3_27": TOKENS, "opt_13": TOKENS,
 }  # fmt: skip
 """Workload -> changes of its config."""

@@ -63,7 +63,7 @@ def test_a_workload_understands_an_option(name, option, value):
         short, longer = (
             capture(small(name, **{option: tokens}), 1024).memory for tokens in (value, 2 * value)
         )
-        assert longer.peak > 1.5 * short.peak  # of so many samples, activations take most
+        assert longer.peak > 1.3 * short.peak  # of so many samples, activations take most
 
 
 def calls_with(option):

@@ -244,6 +244,29 @@ def attention(node: Node, rule: Rule) -> Work:
     )
 
 
+@size("jagged_attention")
+def jagged_attention(node: Node, rule: Rule) -> Work:
+    """HSTU's attention: q, k, v (tokens, heads x width), offsets, pairs of tokens, heads; then gradients in the backward pass."""
+    q, _, v = (node.tensor(at) for at in range(3))
+    pairs, heads = int(node.value(4)), int(node.value(5))
+    (tokens, keys), values = q.shape, v.shape[1]
+    dims = {"B": heads, "M": tokens, "N": pairs, "K": keys // heads, "H": values // heads}
+    widths = 3 * keys + 2 * values if rule.options.get("backward") else keys + values
+    return Work(dims, 2.0 * pairs * widths, read_bytes(node.tensors()), v.bytes, q.dtype)
+
+
+@size("triton_norm")
+def triton_norm(node: Node, rule: Rule) -> Work | list[Work]:
+    """A Triton kernel that norms rows, with what surrounds it; backward, a second one sums 256 parts of weights' gradients."""
+    x = node.tensor(int(bool(rule.options.get("backward"))))
+    written = sum(each.bytes for each in node.results())
+    main = over(x, 10 * x.numel, read_bytes(node.tensors()), written)
+    if not rule.options.get("backward"):
+        return main
+    rows, parts = (256, x.shape[1]), 2048.0 * x.shape[1]
+    return [main, over(rows, parts / 4, parts, 8.0 * x.shape[1], op="columns", dtype="fp32")]
+
+
 def _flag(node: Node, at: int) -> bool:
     """Boolean argument `at`; a stand-in has fewer arguments, so its only boolean is used."""
     flag = node.value(at)
