@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pipeline.graph.compiled_step import TRITON, launches_of
+from pipeline.graph.compiled_functions import TRITON
+from pipeline.graph.compiled_step import launches_of
 from pipeline.question.question import ask
 
 STEPS = {

@@ -24,13 +24,46 @@ from pipeline.as_on_cuda.torch_names import compiler, storage_id, tree_map
 HOST = torch.device("cpu")
 
 
+@dataclass(eq=False)
+class Part:
+    """Code that is compiled alone: a function, or what is between two graph breaks.
+
+    Attributes:
+        weights: names of the weights that it trains.
+        launches: of its forward pass, and of its backward pass.
+        moved: bytes that each pass moves by the compiler's own count.
+    """
+
+    weights: tuple[str, ...] = ()
+    launches: list[Launch] = field(default_factory=list)
+    moved: dict[str, int] = field(default_factory=dict)
+
+
 @dataclass
 class Compiled:
-    """What was compiled so far."""
+    """What was compiled so far.
 
-    launches: list[Launch] = field(default_factory=list)
-    graphs: list[tuple[str, int]] = field(default_factory=list)
-    """Phase of each graph, and the bytes of its launches by the compiler's own count."""
+    Attributes:
+        parts: in the order in which they were compiled.
+        calls: of compiled functions, in their order: the name of each, and the parts that it ran.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    calls: list[tuple[str, list[Part]]] = field(default_factory=list)
+
+    def called(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function whose calls are noted under a name."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append((name, []))
+            return function(*args, **kwargs)
+
+        return call
+
+    @property
+    def launches(self) -> list[Launch]:
+        """All launches."""
+        return [launch for part in self.parts for launch in part.launches]
 
 
 class _ScheduledError(Exception):
@@ -47,8 +80,16 @@ def quiet_compiler() -> Iterator[None]:
         yield
 
 
-def compiling(target: Target, found: Compiled) -> Callable[..., Any]:
-    """A backend for `torch.compile`, which appends what a GPU would be given to `found`."""
+def compiling(
+    target: Target, found: Compiled, bucket_bytes: int | None = None
+) -> Callable[..., Any]:
+    """A backend for `torch.compile`, which appends what a GPU would be given to `found`.
+
+    Args:
+        target: the GPU.
+        found: what was compiled before.
+        bucket_bytes: size of the buckets of `DistributedDataParallel`, at which PyTorch splits what it wraps.
+    """
     stages = compiler("compile_fx")
     for room in ("joint_graph", "post_grad", "pre_grad"):
         compiler(room).lazy_init()  # patterns are traced with autograd, on the CPU
@@ -60,24 +101,55 @@ def compiling(target: Target, found: Compiled) -> Callable[..., Any]:
             _to_gpu(graph, mode)
             return rewrite(_decomposed(graph, mode), *args, **kwargs)
 
-    def inner(graph: Any, inputs: Sequence[Any], **options: Any) -> Any:
-        return _scheduled(graph, inputs, options, target, found)
-
     def backend(graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
-        with replaced(stages, _recursive_joint_graph_passes=rewritten):
-            return stages.compile_fx(graph, inputs, inner_compile=inner, decompositions={})
+        part = Part(_weights(graph))
+        found.parts.append(part)
 
-    return backend
+        def inner(graph: Any, inputs: Sequence[Any], **options: Any) -> Any:
+            return _scheduled(graph, inputs, options, target, part)
+
+        with replaced(stages, _recursive_joint_graph_passes=rewritten):
+            run = stages.compile_fx(graph, inputs, inner_compile=inner, decompositions={})
+
+        def noted(*args: Any) -> Any:
+            results = run(*args)
+            if compiler("TracingContext").try_get() is not None:  # asked for its results' strides
+                mode = compiler("detect_fake_mode")(args)
+                return tree_map(lambda each: _placed(each, mode, HOST), results)
+            if found.calls:
+                found.calls[-1][1].append(part)
+            return results
+
+        return noted
+
+    if bucket_bytes is None:
+        return backend
+    split: Callable[..., Any] = compiler("DDPOptimizer")(bucket_bytes, backend).compile_fn
+    return split
+
+
+def _weights(graph: Any) -> tuple[str, ...]:
+    """Names of the weights that a graph of the forward pass trains."""
+    given = {
+        str(node.target): node.meta.get("example_value")
+        for node in graph.graph.nodes
+        if node.op == "placeholder"
+    }
+    return tuple(
+        name
+        for name, value in given.items()
+        if isinstance(value, torch.nn.Parameter) and value.requires_grad
+    )
 
 
 def _scheduled(
-    graph: Any, inputs: Sequence[Any], options: dict[str, Any], target: Target, found: Compiled
+    graph: Any, inputs: Sequence[Any], options: dict[str, Any], target: Target, part: Part
 ) -> Any:
     """Lower one pass, note its launches, and return what runs in its place."""
     stages, lowering = compiler("compile_fx"), compiler("GraphLowering")
     mode = compiler("detect_fake_mode")(inputs) or compiler("V").fake_mode
     phase = "backward" if options.get("is_backward") else "forward"
-    run, before = _on_host(graph), len(found.graphs)
+    run = _on_host(graph)
     stages.view_to_reshape(run)
     _propagate(run, graph, inputs, mode)
 
@@ -86,9 +158,9 @@ def _scheduled(
         lowered._update_scheduler()
         with compiler("V").set_graph_handler(lowered):
             for node in lowered.scheduler.nodes:
-                found.launches += describe(node, phase)
+                part.launches += describe(node, phase)
             sizes = [node.get_read_write_buffers_sizes() for node in lowered.scheduler.nodes]
-            found.graphs.append((phase, sum(sizes)))
+            part.moved[phase] = sum(sizes)
         _tell_strides(lowered)
         raise _ScheduledError
 
@@ -102,7 +174,7 @@ def _scheduled(
         try:
             stages.compile_fx_inner(graph, moved, **options)
         except Exception:  # the compiler wraps what stops it
-            if len(found.graphs) == before:
+            if phase not in part.moved:
                 raise
     return compiler("make_boxed_func")(run.forward)
 

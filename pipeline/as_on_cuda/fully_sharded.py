@@ -16,7 +16,7 @@ from torch.distributed import device_mesh
 
 from pipeline.as_on_cuda.marked_streams import Handle
 from pipeline.as_on_cuda.patches import replaced
-from pipeline.as_on_cuda.torch_names import MESH_ANSWERS, META_CHECK, PARTS_OF_FSDP
+from pipeline.as_on_cuda.torch_names import MESH_ANSWERS, META_CHECK, PARTS_OF_FSDP, sharded_modules
 from pipeline.errors import InputError
 
 SHARDING = "torch.distributed.fsdp"
@@ -43,8 +43,11 @@ def meshes_on_meta(module: Any = device_mesh) -> AbstractContextManager[None]:
 
 @contextmanager
 def sharded_on_meta() -> Iterator[None]:
-    """While the body runs, FSDP2 takes modules on the meta device."""
+    """While the body runs, FSDP2 takes modules on the meta device; afterwards it has forgotten them."""
+    modules = sharded_modules()
+    before = {*modules}
     with ExitStack() as stack:
+        stack.callback(lambda: [modules.pop(each) for each in {*modules} - before])
         for part in map(import_module, PARTS_OF_FSDP):
             stack.enter_context(meshes_on_meta(part))
             if kind := vars(part).get(META_CHECK[0]):

@@ -54,6 +54,7 @@ NAMES = {
     "torch.distributed.fsdp._fully_shard._fsdp_init._get_device_from_mesh": "FSDP2's device",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group."
     "FSDPParamGroup._validate_no_meta_params": "FSDP2 refuses weights without data",
+    "torch.distributed._composable_state._module_state_mapping": "modules that FSDP2 has sharded",
 }
 """Private names, with what each is used for."""
 
@@ -64,6 +65,7 @@ COMPILER = {
     "torch._C._ConvBackend": "names of libraries of convolutions",
     "torch._C._ExcludeDispatchKeyGuard": "an operator without autocast",
     "torch._C._dispatch_get_all_op_names": "operators that autocast casts",
+    "torch._dynamo.backends.distributed.DDPOptimizer": "splits a model by DDP's buckets",
     "torch._dynamo.device_interface.CudaInterface": "what the compiler asks a GPU",
     "torch._dynamo.device_interface.device_interfaces": "of which devices it can ask",
     "torch._dynamo.device_interface.get_interface_for_device": "registers the usual devices",
@@ -200,6 +202,11 @@ PARTS_OF_FSDP = (
 
 META_CHECK = ("FSDPParamGroup", "_validate_no_meta_params")
 """Class of FSDP2 and its method that refuses weights without data."""
+
+
+def sharded_modules() -> Any:
+    """The modules that FSDP2 has sharded; PyTorch shards no module of them again."""
+    return _private("torch.distributed._composable_state._module_state_mapping")
 
 
 def wait_on_device(cycles: int) -> None:

@@ -20,22 +20,26 @@ FLASH_FROM = (8, 0)
 """Compute capability from which PyTorch has FlashAttention (ATen/native/transformers/cuda/sdp_utils.cpp)."""
 
 
-def without_data(tensor: Tensor, mode: Any) -> Any:
-    """The tensor on the host, without data, in the trace of a mode."""
+def without_data(tensor: Tensor, mode: Any, half: torch.dtype | None = None) -> Any:
+    """The tensor on the host, without data, in the trace of a mode; `half`: dtype of one with fractions."""
     shape, strides = tensor.size(), tensor.stride()
+    dtype = half if half is not None and tensor.is_floating_point() else tensor.dtype
     with torch.no_grad():
-        bare = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+        bare = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     return compiler("FakeTensor")(mode, bare, torch.device("cpu"))
 
 
-def leave_data(modules: Iterable[nn.Module], mode: Any) -> None:
-    """Put tensors without data, on the host, in place of those of modules; one that is shared stays shared."""
+def leave_data(modules: Iterable[nn.Module], mode: Any, half: torch.dtype | None = None) -> None:
+    """Put tensors without data, on the host, in place of those of modules; one that is shared stays shared.
+
+    `half`: dtype of their weights, if FSDP gathers them in another than that of the model.
+    """
     made: dict[int, Any] = {}
 
     def bare(tensor: Tensor) -> Any:
         if id(tensor) not in made:
-            fake = without_data(tensor, mode)
             parameter = isinstance(tensor, nn.Parameter)
+            fake = without_data(tensor, mode, half if parameter else None)
             made[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if parameter else fake
         return made[id(tensor)]
 

@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
@@ -25,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.as_on_cuda.emulation import create_as_on_cuda
 from pipeline.errors import InputError, SteptimeError, first_line
 from pipeline.graph.capture import module_paths
-from pipeline.graph.device_calls import PRODUCTS, map_calls
-from pipeline.graph.execution_trace import AUTOGRAD
+from pipeline.graph.compiled_functions import BACKWARD, FORWARD, TRITON, spliced
 from pipeline.graph.graph_file import read_graph, write_graph
-from pipeline.graph.normalise import normalise, renumber
+from pipeline.graph.normalise import normalise
 from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Graph, Node, Tensor, write_nodes
 from pipeline.workloads import make_step
 from pipeline.workloads.user_steps import is_given
@@ -36,24 +34,16 @@ from pipeline.workloads.user_steps import is_given
 if TYPE_CHECKING:
     from pipeline.as_on_cuda.compiled_launches import Compiled
     from pipeline.as_on_cuda.scheduled_kernels import Launch
+    from pipeline.workloads.training_step import Step
 
 VERSION = "2.13"
 """The version of PyTorch whose compiler is known: what it is asked has private names, which change with each."""
 
-TRITON = "triton::"
-"""Beginning of the names of fused kernels in a graph."""
-
-FORWARD, BACKWARD = "CompiledFunction", f"{AUTOGRAD}: CompiledFunctionBackward"
-"""Nodes under which a trace records the launches of compiled code."""
-
-ADDS_UP = "AccumulateGrad"
-"""Node of autograd that takes over or adds a gradient; it stays beside compiled code."""
+EXCHANGE = ("layout", "ddp", "fsdp")
+"""Options of a workload that say how several GPUs exchange."""
 
 KEYS = ("compile", "compiled_for")
 """Options of a workload that make its step a compiled one."""
-
-MOST_LOST = 0.1
-"""Largest share of a step's arithmetic that may be between compiled parts, where it is not counted."""
 
 SHOWN_OPERATORS = 4
 """Operators that the name of a fused kernel shows."""
@@ -171,6 +161,7 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
 
     from pipeline.as_on_cuda.compiled_launches import Compiled, compiling, quiet_compiler
     from pipeline.as_on_cuda.compiler_gpu import Target
+    from pipeline.as_on_cuda.fully_sharded import HALVES
     from pipeline.as_on_cuda.host_autocast import cast_as_on_cuda, cuda_means_host
     from pipeline.as_on_cuda.mixed_precision import DTYPES
     from pipeline.as_on_cuda.one_gpu import one_gpu
@@ -178,7 +169,8 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
     from pipeline.as_on_cuda.traced_functions import fused_attention_of, leave_data, without_data
 
     target, found = Target.of(str(config["compiled_for"])), Compiled()
-    plain = {**as_written(config), "read_loss": "never", "accumulation": 1}
+    alone = {key: value for key, value in as_written(config).items() if key not in EXCHANGE}
+    plain = {**alone, "read_loss": "never", "accumulation": 1}
     with create_as_on_cuda(), ExitStack() as stack:
         if config.get("architecture") == "custom":
             stack.enter_context(one_gpu("meta"))
@@ -203,14 +195,39 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
         fused_attention_of(target, None if step.pure else DTYPES.get(step.dtype)),
         cuda_means_host(),
     ):
-        leave_data(step.modules, mode)
-        step.pool = [tuple(without_data(each, mode) for each in step.pool[0])]
+        half = HALVES.get(config["fsdp"]["mixed_precision"]) if "fsdp" in config else None
+        leave_data(step.modules, mode, half)
+        step.pool = [tuple(without_data(each, mode, half) for each in step.pool[0])]
         step.device, step.optimizers = "cpu", []
-        step.forward = torch.compile(step.forward, backend=compiling(target, found))
+        buckets = config["ddp"]["bucket_cap_mb"] << 20 if "ddp" in config else None
+        backend = compiling(target, found, buckets)
+        for name, part, function in functions_of(step, "fsdp" in config):
+            part.forward = found.called(name, torch.compile(function, backend=backend))
         step.run(0)
-    parts = sum(phase == "forward" for phase, _ in found.graphs)
-    breaks = max(parts - 1, min(1, len(compiler("counters")["graph_break"])))
+    split = len(compiler("counters")["graph_break"])
+    parts = max((len(parts) for _, parts in found.calls), default=0)
+    breaks = split if buckets else max(parts - 1, min(1, split))
     return described(found, paths, config, breaks)
+
+
+def functions_of(step: Step, by_block: bool) -> list[tuple[str, Any, Any]]:
+    """What is compiled of a step: the path of the module (empty: the whole), what holds the function, and the function.
+
+    Raises:
+        InputError: blocks are compiled, and the model has none.
+    """
+    if not by_block:
+        return [("", step, step.forward)]
+    from pipeline.as_on_cuda.fully_sharded import units
+
+    paths, whole = module_paths(step.modules), {*step.modules}
+    blocks = [unit for part in step.modules for unit in units(part) if unit not in whole]
+    if not blocks:
+        raise InputError(
+            "model.compile=true: with parallel=fsdp each repeated block of a model is compiled, and"
+            " this one has none; take parallel=ddp, or leave it out"
+        )
+    return [(paths[block], block, block.forward) for block in blocks]
 
 
 def described(
@@ -225,19 +242,25 @@ def described(
         breaks: how often the compiler could not follow the code.
     """
     nodes: list[Node] = []
-    for phase, name in (("forward", FORWARD), ("backward", BACKWARD)):
-        launches = [each for each in found.launches if each.phase == phase]
-        if not launches:
-            continue
-        thread = BACKWARD_THREAD if phase == "backward" else FORWARD_THREAD
-        holder = Node(len(nodes), name, None, len(nodes), thread, phase)
-        nodes.append(holder)
-        for each in launches:
-            node = _node(each, paths)
-            at = len(nodes)
-            nodes.append(
-                replace(node, node_id=at, order=at, parent_id=holder.node_id, thread=thread)
-            )
+    ran = [(call, name, part) for call, (name, parts) in enumerate(found.calls) for part in parts]
+    met: set[str] = set()
+    for phase, name, thread, calls in (
+        ("forward", FORWARD, FORWARD_THREAD, ran),
+        ("backward", BACKWARD, BACKWARD_THREAD, ran[::-1]),
+    ):
+        for call, function, part in calls:
+            launches = [each for each in part.launches if each.phase == phase]
+            if not launches:
+                continue
+            holder = len(nodes)
+            has: dict[str, Any] = {"function": function, "call": call}
+            if phase == "backward":
+                has["gradients"] = len({*part.weights} - met)
+                met |= {*part.weights}
+            nodes.append(Node(holder, name, None, holder, thread, phase, attributes=has))
+            for each in launches:
+                at, node = len(nodes), _node(each, paths)
+                nodes.append(replace(node, node_id=at, order=at, parent_id=holder, thread=thread))
     said = []
     if breaks:
         said.append(
@@ -309,73 +332,6 @@ def _path(name: str, paths: Mapping[str, str]) -> str | None:
         if (path := paths.get(".".join(parts[first:]))) is not None:
             return path
     return None
-
-
-def spliced(graph: Graph, launches: Graph) -> Graph:
-    """A step's graph with launches of compiled code in place of its forward function and of that function's backward pass.
-
-    With gradients of several parts of a batch, each part runs the same launches.
-
-    Raises:
-        InputError: much of the step is between the parts that the compiler can follow.
-    """
-    nodes, inside = graph.nodes(), launches.nodes()
-    of_phase = {phase: [n for n in inside if n.phase == phase] for phase in ("forward", "backward")}
-    replaced = {node.node_id: node.phase for node in nodes if _is_compiled(node)}
-    kept: list[Node] = []
-    gone: set[int] = set()
-    last, fresh = "", 1 + max((node.node_id for node in nodes), default=0)
-    for node in nodes:
-        if node.node_id in replaced:
-            gone.add(node.node_id)
-            if node.phase != last:
-                moved = [_shifted(each, fresh) for each in of_phase[node.phase]]
-                kept, fresh, last = [*kept, *moved], fresh + len(inside), node.phase
-        elif node.parent_id in gone:
-            gone.add(node.node_id)
-        else:
-            kept.append(node)
-    counts = Counter(node.name.startswith(TRITON) for node in inside if node.parent_id is not None)
-    breaks = launches.computed["graph_breaks"]
-    both = any(node.phase == "backward" for node in inside)
-    said = (
-        f"{counts[True]} Triton kernels and {counts[False]} library calls of the forward"
-        f"{' and backward' * both} pass, {breaks} graph break{'s' * (breaks != '1')}"
-    )
-    step = replace(graph, table=write_nodes(renumber(kept)))
-    if breaks != "0" and (lost := 1 - _arithmetic(step) / max(_arithmetic(graph), 1.0)) > MOST_LOST:
-        raise InputError(
-            f"model.compile=true: the compiler cannot follow the whole forward function, and"
-            f" {lost:.0%} of the arithmetic is outside the parts that it can; leave it out"
-        )
-    return replace(
-        step,
-        warnings=(
-            *graph.warnings,
-            *launches.warnings,
-            "model.compile: the memory is that of the step that is not compiled",
-        ),
-        computed={**graph.computed, "compiled": said},
-    )
-
-
-def _arithmetic(graph: Graph) -> float:
-    """FLOPs of the products of a step."""
-    calls = map_calls(graph)
-    return float(calls.loc[calls["family"].isin(PRODUCTS), "flops"].sum())
-
-
-def _is_compiled(node: Node) -> bool:
-    """Whether an outermost operator belongs to the forward function or to its backward pass."""
-    if node.parent_id is not None:
-        return False
-    of_function = node.phase == "backward" and node.module != "loss" and ADDS_UP not in node.name
-    return node.phase == "forward" or of_function
-
-
-def _shifted(node: Node, by: int) -> Node:
-    parent = None if node.parent_id is None else node.parent_id + by
-    return replace(node, node_id=node.node_id + by, parent_id=parent)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ OLDEST = 7.0
 
 
 def with_target(
-    model: Mapping[str, Any], gpu: GpuSpec, local: bool, several: bool
+    model: Mapping[str, Any], gpu: GpuSpec, local: bool, spreads: bool
 ) -> dict[str, Any]:
     """The workload with the compute capability and the SMs of the GPU for which it is compiled; unchanged if it is not.
 
@@ -32,6 +32,10 @@ def with_target(
             f"{asked} on {gpu.name}: Triton needs compute capability {OLDEST}, and this GPU has"
             f" {gpu.compute_capability:.1f}; leave it out"
         )
-    if several:
-        raise ConfigError(f"{asked}: compiled steps are predicted on one GPU; leave devices out")
+    if spreads or "part" in model:
+        what = "parallel=hybrid" if spreads else "layers that GPUs share (model=gpt, model=llama)"
+        raise ConfigError(
+            f"{asked}: compiled steps are predicted on one GPU, with parallel=ddp and fsdp, not"
+            f" with {what}; leave one of them out"
+        )
     return {**model, "compiled_for": f"{gpu.compute_capability:.1f}-{gpu.sms}"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd
-from typing import Any
 
 from pipeline.question.checks import flatten
 from pipeline.question.compose import Point, configuration, parse_grid
@@ -37,8 +36,9 @@ def layouts_of(point: Point, global_batch: int | None = None) -> Iterator[Point]
     """
     given = {override.key: override.value for override in point}
     devices, name = given.get("devices", 1), given.get("model")
-    model = configuration({"model": str(name)})[0]["model"] if name else {}
-    if model.get("architecture") not in SPLIT_MODELS or not _several(devices):
+    several = isinstance(devices, int) and devices > 1
+    model = configuration({"model": str(name)})[0]["model"] if name and several else {}
+    if model.get("architecture") not in SPLIT_MODELS:
         yield point
         return
     of = flatten({"model": model}) | given
@@ -56,7 +56,3 @@ def layouts_of(point: Point, global_batch: int | None = None) -> Iterator[Point]
         passes, left = divmod(samples, devices // shares * chosen[SAMPLES])
         if not left:
             yield (*point, *axes, *parse_grid([f"{PASSES}={passes}"])[0])
-
-
-def _several(devices: Any) -> bool:
-    return isinstance(devices, int) and devices > 1

@@ -350,7 +350,7 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     methods += ranks.names(gpu) if ranks else []
     changed = {*changed_values(config, base), *(text.partition("-")[0] for text in methods)}
     model, usual_model = with_exchange(ranks, config["model"], base["model"])
-    model = with_target(model, gpu, local, ranks is not None)
+    model = with_target(model, gpu, local, ranks is not None and ranks.parallel.spreads)
     notes = [*gpu.notes, *half, *filter(None, map(_ambiguous_gpu, overrides))]
     question = Question(
         gpu=gpu,

@@ -254,12 +254,14 @@ def _emptied(modules: Iterable[nn.Module], device: str) -> dict[int, Tensor]:
 
 
 def _remembered(owner: Any) -> Undo:
-    """Remember the attributes of an object (or the entries of a dict), and what its dicts and lists hold; undoes changes."""
-    held = owner if isinstance(owner, dict) else vars(owner)
+    """Remember class and attributes of an object (or the entries of a dict), and what its dicts and lists hold; undoes changes."""
+    held, kind = owner if isinstance(owner, dict) else vars(owner), type(owner)
     before = dict(held)
     inside = [(value, copy(value)) for value in before.values() if isinstance(value, (dict, list))]
 
     def undo() -> None:
+        if type(owner) is not kind:  # `fully_shard` makes it an instance of a subclass
+            owner.__class__ = kind
         held.clear()
         held.update(before)
         for value, earlier in inside:

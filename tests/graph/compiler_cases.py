@@ -145,7 +145,8 @@ def main() -> None:
                 found = compiled(case.function, arguments, a100)
             own = sum(each.read + each.written for each in found.launches)
             calls = sum(each.inputs is not None for each in found.launches)
-            moved.append((sum(size for _, size in found.graphs) / 4, own / 4, calls))
+            by_compiler = sum(size for part in found.parts for size in part.moved.values())
+            moved.append((by_compiler / 4, own / 4, calls))
         layer = compiled(Encoder(), [torch.randn(4, 4, 4), torch.randn(4, 4, 4)], a100)
     fused = sum(each.inputs is None for each in layer.launches)
     encoder = [fused, len(layer.launches) - fused]

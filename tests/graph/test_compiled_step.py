@@ -13,7 +13,8 @@ from pipeline.answers.advice import MIN_GAIN, advise
 from pipeline.answers.predict import predict
 from pipeline.errors import ConfigError, InputError
 from pipeline.graph import compiled_step
-from pipeline.graph.compiled_step import as_written, check_machine, explained, spliced
+from pipeline.graph.compiled_functions import BACKWARD, FORWARD, spliced
+from pipeline.graph.compiled_step import as_written, check_machine, explained
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.step_store import StepStore
 from pipeline.graph.table import Graph, Memory, Node, Tensor, write_nodes
@@ -55,10 +56,10 @@ def launched() -> Graph:
     moved = {"read": 8192, "written": 4096, "rows": 1024, "width": 1, "op": "pointwise"}
     fused = {"attributes": {**moved, "dtype": "fp32"}, "module": "Net"}
     nodes = [
-        node(0, compiled_step.FORWARD, "forward"),
+        node(0, FORWARD, "forward"),
         node(1, "aten::mm", "forward", 0, inputs=(X, X), outputs=(X,)),
         node(2, "triton::relu", "forward", 0, **fused),
-        node(3, compiled_step.BACKWARD, "backward"),
+        node(3, BACKWARD, "backward"),
         node(4, "triton::mul", "backward", 3, **fused),
     ]
     return Graph(write_nodes(nodes), computed={"graph_breaks": "0"})
@@ -132,13 +133,86 @@ def test_a_given_module_is_compiled_and_advised_to_be_and_its_loss_is_not() -> N
     [
         (["gpu=P100"], "Triton needs compute capability 7.0"),
         (["gpu=MI300X"], "NVIDIA"),
-        (["gpu=A100", "devices=2"], "on one GPU"),
+        (["gpu=A100", "model=gpt", "devices=2"], "layers that GPUs share"),
+        (
+            [
+                "gpu=A100",
+                "model=dlrm_small",
+                "model.embedding=fused",
+                "devices=2",
+                "parallel=hybrid",
+            ],
+            "parallel=hybrid",
+        ),
         (["gpu=local"], "gpu=local measures"),
     ],
 )
 def test_a_step_that_is_not_compiled_is_refused_in_one_line(overrides: list[str], why: str) -> None:
+    given = (
+        overrides if any(text.startswith("model=") for text in overrides) else ["model=resnet50"]
+    )
     with pytest.raises(ConfigError, match=why):
-        ask([*overrides, "model=resnet50", "model.compile=true"])
+        ask([*dict.fromkeys([*given, *overrides]), "model.compile=true"])
+
+
+def order_of(calls) -> str:
+    """Device calls of a backward pass in the order of the host: kernels of the model (k) and collectives (*), repeats as one."""
+    calls = calls[calls["family"].notna() & (calls["phase"] == "backward")]
+    marks = calls["family"].map({"fused": "k", "gemm": "k", "collective": "*"}).dropna()
+    return "".join(marks[marks != marks.shift()])
+
+
+class Block(nn.Module):
+    """4 MiB of weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1024, 1024)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)).square()
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_gpus_exchange_while_compiled_code_runs(parallel: str) -> None:
+    options = {
+        "model": nn.Sequential(*(Block() for _ in range(4))),
+        "batch": (torch.rand(256, 1024), torch.rand(256, 1024)),
+        "loss": nn.MSELoss(),
+        "devices": 4,
+        "parallel": parallel,
+    }
+    buckets = {"parallel__bucket_cap_mb": 4} if parallel == "ddp" else {}
+    eager = predict("A100", **options, **buckets)
+    compiled = predict("A100", model__compile=True, **options, **buckets)
+    assert not [part for part in options["model"].modules() if "FSDP" in type(part).__name__]
+    sent = [each.calls[each.calls["family"] == "collective"] for each in (eager, compiled)]
+    assert sorted(sent[0]["bytes_read"]) == sorted(sent[1]["bytes_read"])
+    assert "fused" in set(compiled.calls["family"])
+    assert order_of(compiled.calls) == ("k*" * 4 if parallel == "ddp" else order_of(eager.calls))
+
+
+def test_a_forward_function_that_exchanges_is_refused() -> None:
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    )
+    batch = torch.rand(4, 3, 8, 8), torch.rand(4, 8, 6, 6)
+    with pytest.raises(InputError, match="exchanges between GPUs"):
+        predict("A100", model=net, batch=batch, loss=nn.MSELoss(), devices=2, model__compile=True)
+
+
+def test_with_fsdp_a_model_without_blocks_is_refused() -> None:
+    batch = torch.rand(4, 8), torch.rand(4, 8)
+    with pytest.raises(InputError, match="this one has none"):
+        predict(
+            "A100",
+            model=nn.Linear(8, 8),
+            batch=batch,
+            loss=nn.MSELoss(),
+            devices=2,
+            parallel="fsdp",
+            model__compile=True,
+        )
 
 
 def test_lookups_that_update_their_tables_are_refused() -> None:

@@ -1,0 +1,246 @@
+"""Compiled functions in the graph of a step: launches of the compiler's kernels in place of the operators that it has compiled.
+
+A backward pass gives its gradients when it ends. So with `DistributedDataParallel`, each part that the compiler makes of a model is
+a function of its own, and the exchange of its gradients begins behind it. With `fully_shard`, each repeated block is one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pipeline.errors import InputError
+from pipeline.graph.device_calls import PRODUCTS, map_calls
+from pipeline.graph.execution_trace import AUTOGRAD
+from pipeline.graph.normalise import renumber
+from pipeline.graph.table import Graph, Node, Tensor, write_nodes
+
+TRITON = "triton::"
+"""Beginning of the names of fused kernels in a graph."""
+
+FORWARD, BACKWARD = "CompiledFunction", f"{AUTOGRAD}: CompiledFunctionBackward"
+"""Nodes under which a trace records the launches of compiled code."""
+
+ADDS_UP = "AccumulateGrad"
+"""Node of autograd that takes over or adds a gradient; it stays beside compiled code, with the exchange that it starts."""
+
+WRAPPER = "DistributedDataParallel"
+"""Beginning of the name of a module whose own operators send buffers, and are not compiled."""
+
+HOOK = "RegisterPostBackwardFunction"
+"""Node of FSDP2 behind whose backward pass it scatters the gradients of a block."""
+
+EXCHANGES = ("nccl:", "c10d::")
+"""Beginnings of the names of collectives and of waits for them."""
+
+MOST_LOST = 0.1
+"""Largest share of a step's arithmetic that may be between compiled parts, where it is not counted."""
+
+
+def spliced(graph: Graph, launches: Graph) -> Graph:
+    """A step's graph with launches of compiled code in place of its forward function and of that function's backward pass.
+
+    With gradients of several parts of a batch, each part runs the same launches.
+
+    Raises:
+        InputError: much of the step is between the parts that the compiler can follow, or the forward function exchanges.
+    """
+    nodes, inside = graph.nodes(), launches.nodes()
+    step = replace(graph, table=write_nodes(renumber(_replaced(nodes, inside))))
+    counts = Counter(node.name.startswith(TRITON) for node in inside if node.parent_id is not None)
+    functions = sum(node.phase == "forward" for node in inside if node.parent_id is None)
+    breaks = launches.computed["graph_breaks"]
+    both = any(node.phase == "backward" for node in inside)
+    said = (
+        f"{counts[True]} Triton kernels and {counts[False]} library calls of the forward"
+        f"{' and backward' * both} pass, {breaks} graph break{'s' * (breaks != '1')}"
+    )
+    if functions > 1 + int(breaks):
+        said += f", in {functions} functions, between which the GPUs exchange"
+    if breaks != "0" and (lost := 1 - _arithmetic(step) / max(_arithmetic(graph), 1.0)) > MOST_LOST:
+        raise InputError(
+            f"model.compile=true: the compiler cannot follow the whole forward function, and"
+            f" {lost:.0%} of the arithmetic is outside the parts that it can; leave it out"
+        )
+    return replace(
+        step,
+        warnings=(
+            *graph.warnings,
+            *launches.warnings,
+            "model.compile: the memory is that of the step that is not compiled",
+        ),
+        computed={**graph.computed, "compiled": said},
+    )
+
+
+def _replaced(nodes: Sequence[Node], launches: Sequence[Node]) -> list[Node]:
+    """Nodes of a step with compiled functions in place of what they compute."""
+    functions = _Functions(launches, fresh=1 + max((node.node_id for node in nodes), default=0))
+    compiled = {node.node_id: of for node in nodes if (of := functions.of(node)) is not None}
+    passes = [
+        ((node.phase, functions.named(node)), node.node_id)
+        for node in nodes
+        if node.node_id in compiled or _adds_up(node)
+    ]
+    ends = {
+        node_id
+        for (of, node_id), (later, _) in zip(passes, [*passes[1:], (None, 0)], strict=True)
+        if of != later
+    }
+    hooks = functions.hooks(nodes, compiled)
+    kept: list[Node] = []
+    gone: set[int] = {node.node_id for inside in hooks.values() for node in inside}
+    running = None
+    for node in nodes:
+        if node.node_id in compiled:
+            gone.add(node.node_id)
+            kept += hooks.get(node.node_id, ())
+            if running != (running := (node.phase, compiled[node.node_id])):
+                kept += functions.begin(*running)
+        elif node.node_id in gone:
+            continue
+        elif node.parent_id in gone:
+            gone.add(node.node_id)
+            if node.name.startswith(EXCHANGES):
+                raise InputError(
+                    f"model.compile=true: the forward function exchanges between GPUs"
+                    f" ({node.name} in {node.module}), which is not compiled; leave it out"
+                )
+            continue
+        elif _adds_up(node):
+            kept += functions.taken_over()
+        if node.node_id in ends:
+            kept += functions.rest()
+        kept += [] if node.node_id in compiled else [node]
+    functions.check_calls()
+    return kept
+
+
+class _Functions:
+    """The compiled functions of a step, which are begun one after the other.
+
+    A function has parts, which the compiler made of it; in a forward pass nothing waits between them.
+
+    Attributes:
+        gradients: gradients that the last begun part gives and that nobody has taken over.
+    """
+
+    def __init__(self, nodes: Sequence[Node], fresh: int) -> None:
+        self._fresh, self._size = fresh, len(nodes)
+        self._calls: dict[tuple[str, str], dict[int, list[list[Node]]]] = {}
+        for node in nodes:
+            if node.parent_id is None:
+                has = node.attributes or {}
+                key = node.phase, str(has.get("function", ""))
+                parts = self._calls.setdefault(key, {}).setdefault(has.get("call", 0), [])
+                parts.append([])
+            parts[-1].append(node)
+        self._names = {name for _, name in self._calls}
+        self._begun: Counter[tuple[str, str]] = Counter()
+        self._waiting: list[list[Node]] = []
+        self._gradients = 0
+
+    def named(self, node: Node) -> str | None:
+        """The compiled function to whose module an operator belongs; the name of one of a whole step is empty."""
+        path = node.module or ""
+        while path and path not in self._names:
+            path = path.rpartition(".")[0]
+        return path if path in self._names else None
+
+    def of(self, node: Node) -> str | None:
+        """The compiled function that an outermost operator is a part of; None where it stays."""
+        name = self.named(node)
+        if node.parent_id is not None or name is None or _exchanges(node, name):
+            return None
+        if node.phase == "forward":
+            return name
+        computes = node.phase == "backward" and node.name.startswith(AUTOGRAD)
+        return name if computes and node.module != "loss" and not _adds_up(node) else None
+
+    def hooks(self, nodes: Sequence[Node], compiled: Mapping[int, str]) -> dict[int, list[Node]]:
+        """What hooks do before a compiled block's backward pass begins, by the node of autograd that calls them.
+
+        They gather the weights of this block or of the next; the recorder places them in the block before.
+        """
+        found: dict[int, list[Node]] = {}
+        caller: dict[int, int] = {}
+        for node in nodes:
+            if (parent := node.parent_id) is None:
+                continue
+            if parent in compiled and self.named(node) != compiled[parent]:
+                caller[node.node_id] = parent
+                found.setdefault(parent, []).append(replace(node, parent_id=None))
+            elif parent in caller:
+                caller[node.node_id] = caller[parent]
+                found[caller[parent]].append(node)
+        return found
+
+    def begin(self, phase: str, name: str) -> list[Node]:
+        """The launches with which a pass of a function begins."""
+        key = phase, name
+        calls = [*self._calls.get(key, {0: []}).values()]
+        self._waiting = list(calls[self._begun[key] % len(calls)])
+        self._begun[key] += 1
+        self._fresh += self._size
+        return self.rest() if phase == "forward" else self._next()
+
+    def taken_over(self) -> list[Node]:
+        """Before a gradient is taken over: the part that gives it, if it has not begun."""
+        found = [] if self._gradients else self._next()
+        self._gradients -= 1
+        return found
+
+    def rest(self) -> list[Node]:
+        """All parts of the pass that are left."""
+        found: list[Node] = []
+        while self._waiting:
+            found += self._next()
+        return found
+
+    def check_calls(self) -> None:
+        """Refuse a step that calls a function more or less often than the compiler saw."""
+        for (phase, name), count in self._begun.items():
+            if count % len(self._calls.get((phase, name), [0])):
+                raise InputError(
+                    f"model.compile=true: the {phase} pass of {name or 'the model'} is spread over"
+                    f" {count} places of the step, which is not predicted; leave it out"
+                )
+
+    def _next(self) -> list[Node]:
+        if not self._waiting:
+            return []
+        part = self._waiting.pop(0)
+        self._gradients = (part[0].attributes or {}).get("gradients", 0)
+        return [_shifted(node, self._fresh) for node in part]
+
+
+def _arithmetic(graph: Graph) -> float:
+    """FLOPs of the products of a step."""
+    calls = map_calls(graph)
+    return float(calls.loc[calls["family"].isin(PRODUCTS), "flops"].sum())
+
+
+def _exchanges(node: Node, name: str) -> bool:
+    """Whether an operator of a module sends, gathers or waits for weights and buffers, which is not compiled with the module."""
+    if name == "":
+        return (node.module or "").rpartition(".")[2].startswith(WRAPPER)
+    flat = (
+        bool(node.inputs) and isinstance(node.inputs[0], Tensor) and len(node.inputs[0].shape) == 1
+    )
+    of_buffer = node.module == name and node.name == "aten::view" and flat
+    return (
+        of_buffer
+        or node.name.startswith((*EXCHANGES, "fsdp::"))
+        or HOOK in node.name
+        or "stream" in (node.attributes or {})
+    )
+
+
+def _adds_up(node: Node) -> bool:
+    return node.parent_id is None and node.phase == "backward" and ADDS_UP in node.name
+
+
+def _shifted(node: Node, by: int) -> Node:
+    parent = None if node.parent_id is None else node.parent_id + by
+    return replace(node, node_id=node.node_id + by, parent_id=parent)
