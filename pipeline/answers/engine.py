@@ -21,7 +21,13 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from pipeline.answers.limited_step import under_limit, with_power
+from pipeline.answers.limited_step import (
+    Stages,
+    limited,
+    stage_of_all,
+    stages_of_roles,
+    stages_of_schedule,
+)
 from pipeline.answers.loading import within_loading
 from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.model_sources import AvailableModels, Models, device_key
@@ -270,12 +276,12 @@ class Engine:
             try:
                 shared = times.get(device_key(question))
                 own = [self._piece(question, piece, shared, programs) for piece in pieces]
-                if question.gpu.run_at:
-                    own = [under_limit(question, piece) for piece in own]
-                simulated = self._simulated(question, own, measured_us, with_interval)
+                simulate = partial(self._simulated, question, measured_us)
+                energy = with_interval or self.energy  # a search asks for times alone
+                ran, simulated = limited(question, own, simulate, with_interval, energy)
                 answer = Answer(question, simulated.prediction)
                 if detail:
-                    answer = _detailed(question, own, simulated)
+                    answer = _detailed(question, ran, simulated)
                 yield self._completed(answer)
             except SteptimeError as error:
                 yield Answer(question, error=error)
@@ -297,27 +303,26 @@ class Engine:
     def _simulated(
         self,
         question: Question,
-        pieces: Sequence[Piece],
         measured_us: float | None,
+        pieces: Sequence[Piece],
         with_interval: bool,
-    ) -> SimulatedStep:
-        """The step of one captured step, or of the pieces of a model."""
+    ) -> tuple[SimulatedStep, Stages]:
+        """The step of one captured step, or of the pieces of a model, and its stages."""
         kernels = self.models.kernels(question)
         if question.ranks is not None and question.ranks.parallel.spreads:
             roles = RolesStep(question, pieces)
-            return predict_roles(roles, kernels.folders, with_interval)
+            simulated = predict_roles(roles, kernels.folders, with_interval)
+            return simulated, partial(stages_of_roles, roles)
         if question.ranks is None or not question.ranks.scheduled:
             (own,) = pieces
             of_step = own.step, own.predicted, kernels.folders, own.program
             simulated = predict_step(question, *of_step, measured_us, with_interval)
-            energy = with_interval or self.energy or own.power  # a search asks for times alone
-            if question.local or not energy:
-                return simulated
-            return with_power(simulated, question, own)
+            return simulated, partial(stage_of_all, own, simulated.prediction)
         sent = exchanges(question, [piece.step.memory.gradients for piece in pieces])
         sent_us = kernels.predict_distinct(sent) if len(sent) else pieces[0].predicted.iloc[:0]
         scheduled = ScheduledStep(question, pieces, sent, sent_us)
-        return predict_scheduled(scheduled, kernels.folders, with_interval)
+        simulated = predict_scheduled(scheduled, kernels.folders, with_interval)
+        return simulated, partial(stages_of_schedule, scheduled)
 
     def _completed(self, answer: Answer) -> Answer:
         """An answer with what fits in place of a step that does not, and the efficiency of several GPUs."""

@@ -13,6 +13,12 @@ LOADING = "loader"
 """What limits a step that waits for samples."""
 
 
+def waiting_us(prediction: Prediction, loader: float) -> float:
+    """How much longer loading takes than the step, µs; arguments as of `within_loading`."""
+    loading_us = 1e6 * prediction.global_batch / loader if loader else 0.0
+    return max(loading_us - prediction.predicted_us, 0.0)
+
+
 def within_loading(prediction: Prediction, loader: float) -> Prediction:
     """A step that takes at least as long as loading its samples, with a note.
 

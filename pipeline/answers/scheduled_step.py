@@ -7,7 +7,7 @@ said of active time, families and communication is that of the stage whose devic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,6 @@ from pipeline.answers.step_errors import (
     interval,
     keyed_normals,
 )
-from pipeline.answers.step_power import StepPower
 from pipeline.answers.step_prediction import (
     SimulatedStep,
     StepParts,
@@ -124,17 +123,15 @@ class Piece:
         step: operators and device calls.
         predicted: what the kernel models predict for `step.calls`.
         program: `step.sequence` with host times.
-        power: the step under a power limit or a locked clock, where one was asked for; `predicted` are its times.
     """
 
     step: StepParts
     predicted: pd.DataFrame
     program: Program
-    power: StepPower | None = None
 
     def passes(self, is_layer: bool) -> dict[str, Program]:
         """Its passes. Of a middle layer, what stands outside the layer is left out."""
-        inside = np.array([LAYERS in (module or "") for module in self.step.item_modules], bool)
+        inside = np.array([LAYERS in str(module) for module in self.step.item_modules], bool)
         return passes_of(self.program, inside[self.program.item] if is_layer else None)
 
     @cached_property
@@ -267,15 +264,26 @@ class ScheduledStep:
     @cached_property
     def activity(self) -> tuple[float, float, float]:
         """Active time, time of collectives, and that in which they run alone, of the busiest stage, µs."""
-        sums = np.zeros(3)
-        for number, held in self.busiest.items():
-            piece = self.pieces[number]
-            for name, program in self.passes[number].items():
+        active, moved, exposed = self.activity_of(self.busiest)
+        return active, moved + self._exchanged_us(), exposed
+
+    def activity_of(self, stage: Mapping[int, int]) -> tuple[float, float, float]:
+        """The same of a stage by the pieces that it holds, without what it exchanges beside its passes."""
+        active, moved, exposed = np.sum([n * self._active_us[k] for k, n in stage.items()], axis=0)
+        return float(active), float(moved), float(exposed)
+
+    @cached_property
+    def _active_us(self) -> list[Array]:
+        """The three times of each piece that a stage holds once."""
+        found = []
+        for piece, passes in zip(self.pieces, self.passes, strict=True):
+            sums = np.zeros(3)
+            for name, program in passes.items():
                 timeline = simulate(program, piece.central_us)
                 times = float(timeline.active_us[0]), *timeline.communication_us
-                sums += held * self.counts[name] * np.array(times)
-        active, moved, exposed = sums
-        return float(active), float(moved + self._exchanged_us()), float(exposed)
+                sums += self.counts[name] * np.array(times)
+            found.append(sums)
+        return found
 
     def _exchanged_us(self) -> float:
         """Time of what the busiest stage exchanges beside its passes, µs."""

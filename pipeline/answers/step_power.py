@@ -40,6 +40,21 @@ CHECKED = ("H200", "B200")
 
 
 @dataclass(frozen=True)
+class Stage:
+    """What ranks with equal work run in a step.
+
+    Attributes:
+        launches: how often each distinct call of all pieces is launched, shape (rows,).
+        active_us: time in which any kernel of such a rank runs.
+        ranks: how many such ranks there are, or their share.
+    """
+
+    launches: Array
+    active_us: float
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
 class StepPower:
     """The kernels of a step on a GPU: their times at any clock, and the clock that its power limit leaves.
 
@@ -100,7 +115,9 @@ class StepPower:
         # copies from and to the host touch device memory once
         moved = d("bytes_written", 0.0) + np.where(links, 0.0, d("bytes_read", 0.0))
         joules = 1e-12 * flops * pj
-        load = Load.of(counts * us, counts * joules, counts * moved, clocked)
+        ran = counts > 0
+        sums = [(counts * each)[ran] for each in (us, joules, moved)]
+        load = Load.of(sums[0], sums[1], sums[2], clocked[ran])
         curve = PowerCurve.of(load, gpu, idle_us, constants)
         usual = curve.clock(gpu.tdp_w)
         locked = (gpu.locked_clock_mhz or gpu.boost_clock_mhz) / gpu.boost_clock_mhz
@@ -117,16 +134,17 @@ class StepPower:
         )
         return at / usual
 
-    def times(self, predicted: pd.DataFrame) -> pd.DataFrame:
-        """Predicted times of the distinct calls (`KernelPredictor.predict`) under what was asked for."""
-        return predicted.assign(**{name: predicted[name] * self.factor for name in TIMES})
+    def times(self, predicted: pd.DataFrame, factor: Array) -> pd.DataFrame:
+        """Times of distinct calls (`KernelPredictor.predict`) under what was asked for; `factor` is that of these calls."""
+        return predicted.assign(**{name: predicted[name] * factor for name in TIMES})
 
     def answer(self, step_us: float, active_us: float, bound: str) -> Power:
         """Power and energy of a step that takes `step_us`, in which kernels run for `active_us`."""
         us, joules = self.curve.at(self.clock)
         joules *= active_us / us if us else 0.0  # kernels beside each other share the card
         joules += 1e-6 * idle_w(self.gpu) * (step_us - active_us)
-        binds = "host" if bound == "host" and self.binds == "boost clock" else self.binds
+        waits = bound in ("host", "loader") and self.binds == "boost clock"
+        binds = bound if waits else self.binds
         evidence = "checked" if self.gpu.name in CHECKED else "assumed"
         evidence = "fitted" if self.gpu.name in FITTED and not self.tensor else evidence
         limit_w = self.gpu.power_limit_w or self.gpu.tdp_w

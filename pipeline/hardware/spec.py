@@ -364,6 +364,8 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
         rate = getattr(spec, f"{dtype}_gflop_per_s")
         ranges[f"{dtype}_tflop_per_s"] = (rate and rate / 1e3, low * plain, high * plain)
     for key, (value, low, high) in ranges.items():
+        if key in RUN_AT and value is not None and not low <= value <= high:
+            raise ConfigError(f"{where}.{key}={value:g}: {spec.name} takes {low:g} to {high:g}")
         if value is not None and not low <= value <= high:
             raise ConfigError(
                 f"{where}: {key} = {value:g} is implausible, expected {low:g} to {high:g}"

@@ -14,6 +14,7 @@ from functools import cached_property, reduce
 import numpy as np
 
 from pipeline.arrays import Array, Flags, Ints
+from pipeline.errors import ConfigError
 from pipeline.hardware.rank_layout import stream_of
 from pipeline.hardware.stages import Task, order
 from pipeline.simulate.compiled_walk import BESIDE_COLLECTIVES, SLOWED
@@ -67,6 +68,9 @@ def passes_of(program: Program, inside: Flags | None = None) -> dict[str, Progra
     Args:
         program: the step.
         inside: rows that belong to forward and backward passes, shape (rows,); None: all.
+
+    Raises:
+        ConfigError: the step has several updates.
     """
     phases = program.items.phase[program.item]
     backward = np.flatnonzero(phases == "backward")
@@ -74,6 +78,8 @@ def passes_of(program: Program, inside: Flags | None = None) -> dict[str, Progra
     place = np.arange(len(program))
     updates = np.flatnonzero((phases == "optimizer") & (place > begin))
     end = int(updates[0]) if len(updates) else len(program)
+    if (phases[end:] == "backward").any():
+        raise ConfigError("parallel.micro_batches: not with a step that updates weights twice")
     deletes = (phases == "optimizer") & (place < begin)
     exchanged = _on_stream(program, stream_of("dp"))
     inside = np.ones(len(program), bool) if inside is None else inside

@@ -9,6 +9,8 @@ import pytest
 from pipeline.answers.plan import plan
 from pipeline.answers.predict import predict
 from pipeline.errors import ConfigError, InputError
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.power import idle_w
 from pipeline.prediction import Prediction
 from pipeline.show.comparison_columns import energy_cells
 from pipeline.show.figures.energy import draw_energy, energy_table
@@ -48,9 +50,57 @@ def test_energy_is_that_of_all_gpus_and_watts_are_of_one() -> None:
     assert facts[1]["mean_w"] == pytest.approx(facts[0]["mean_w"], rel=0.1)
 
 
-def test_a_step_that_is_put_together_has_no_limit() -> None:
-    with pytest.raises(ConfigError, match=r"gpu.power_limit_w: not with tp, cp, pp"):
-        predict(gpu="H100", model="gpt", devices=2, parallel__tp=2, gpu__power_limit_w=400)
+LAYERS = {"gpu": "H100", "model": "gpt", "model__layers": 4, "batch_size": 2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**LAYERS, "devices": 2, "parallel__tp": 2},
+        {**LAYERS, "devices": 4, "parallel__pp": 2, "parallel__micro_batches": 4},
+        {"gpu": "H100", "model": "resnet50", "batch_size": 64, "parallel__micro_batches": 2},
+        {
+            "gpu": "H100",
+            "model": "dlrm_ddp",
+            "batch_size": 16384,
+            "devices": 2,
+            "parallel": "hybrid",
+        },
+    ],
+)
+def test_a_step_that_is_put_together_has_energy_and_a_limit(options: dict[str, object]) -> None:
+    usual, own, low = (
+        predict(**options, **at)  # type: ignore[arg-type]
+        for at in ({}, {"gpu__power_limit_w": 700}, {"gpu__power_limit_w": 200})
+    )
+    assert usual.power and own.power and low.power
+    assert own.predicted_us == pytest.approx(usual.predicted_us)
+    assert own.power.joules == pytest.approx(usual.power.joules)
+    assert low.predicted_us > 1.05 * usual.predicted_us
+    assert low.power.mean_w(low.predicted_us) < 200 < usual.power.mean_w(usual.predicted_us)
+
+
+def test_micro_batches_need_the_energy_of_as_many_steps() -> None:
+    step = {"model": "resnet50", "batch_size": 16}
+    one, four = under(**step), under(**step, parallel__micro_batches=4)
+    assert one.power and four.power
+    assert four.power.joules == pytest.approx(4 * one.power.joules, rel=0.03)
+    with pytest.raises(ConfigError, match="updates weights twice"):
+        under(parallel__micro_batches=4)
+
+
+def test_the_gpu_idles_while_samples_are_loaded() -> None:
+    usual, waits = under(), under(loader=256 / 2e-6 / under().predicted_us)
+    assert usual.power and waits.power and waits.bound == waits.power.binds == "loader"
+    idle = waits.predicted_us - usual.predicted_us
+    assert waits.predicted_us == pytest.approx(2 * usual.predicted_us)
+    watts = 1e6 * (waits.power.joules - usual.power.joules) / idle
+    assert watts == pytest.approx(idle_w(load_gpu("V100")), rel=0.1)
+
+
+def test_this_machine_is_measured_as_it_is() -> None:
+    with pytest.raises(ConfigError, match=r"gpu.power_limit_w"):
+        predict(gpu="local", model="dcgan", gpu__power_limit_w=50)
 
 
 def test_a_comparison_of_limits_shows_energy_and_its_knee() -> None:
