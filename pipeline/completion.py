@@ -14,7 +14,7 @@ import typer
 from pipeline.errors import InputError
 from pipeline.hardware.clusters import AUTO
 from pipeline.hardware.hosts import USUAL
-from pipeline.prices import OVERRIDE
+from pipeline.prices import ELECTRICITY, OVERRIDE
 from pipeline.question.checks import SECTION_TYPES
 from pipeline.question.compose import NAMES, choices, default_choices
 from pipeline.question.options import GROUPS, NAMED_BY, OPTIONS, option_of
@@ -75,7 +75,7 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
         before = "" if UNFINISHED in os.environ else f"{key}="
         return [f"{before}{value}" for value in _continued(text, values(key, model))]
     prices = (f"{OVERRIDE}{name}" for name in choices("gpu"))
-    known = prices if word.startswith(OVERRIDE) else keys_of(model)
+    known = prices if word.startswith(OVERRIDE) else [*keys_of(model), ELECTRICITY[:-1]]
     keys = [key for key in known if key.startswith(word)]
     offered = values(keys[0], model) if len(keys) == 1 else ()
     return [f"{keys[0]}={value}" for value in offered] or [f"{key}=" for key in keys]

@@ -172,7 +172,20 @@ class Prediction:
 
     @property
     def _costs(self) -> dict[str, Any]:
-        return costs(self.price, self.samples_per_s, self.devices)
+        return costs(self.price, self.samples_per_s, self.devices, self.electricity_per_hour)
+
+    @property
+    def electricity_per_hour(self) -> float:
+        """Price of the electricity of one GPU and of its share of the machine; 0 where a kWh has no price."""
+        return self.power.electricity_per_hour(self.predicted_us) if self.power else 0.0
+
+    @property
+    def per_hour(self) -> float | None:
+        """What all GPUs cost in an hour: their rent, and their electricity where a kWh has a price; None without a rent."""
+        price = self.price
+        return (
+            None if price is None else self.devices * (price.per_hour + self.electricity_per_hour)
+        )
 
     @property
     def seq_len(self) -> int | None:
@@ -190,7 +203,7 @@ class Prediction:
         if self.work is None:
             return dict.fromkeys(WORK_KEYS)
         each = [us / self.global_batch for us in (self.predicted_us, self.p10_us, self.p90_us)]
-        return self.work.facts(each, self.seq_len, self.price, self.devices)
+        return self.work.facts(each, self.seq_len, self.per_hour)
 
     @property
     def assumed(self) -> str:
@@ -309,9 +322,10 @@ class Prediction:
         return next((text for text in self.overrides if text.startswith(RUN_AT)), "")
 
     @property
-    def step_of(self) -> tuple[float, float, int]:
-        """Step time in µs, samples of a step, and GPUs."""
-        return self.predicted_us, self.global_batch, self.devices
+    def step_of(self) -> tuple[float, float, int, int]:
+        """Step time in µs, samples of a step, GPUs, and machines."""
+        nodes = self.several.nodes if self.several else 1
+        return self.predicted_us, self.global_batch, self.devices, nodes
 
     def as_dict(self) -> dict[str, Any]:
         """The public keys of a prediction, ready for JSON."""

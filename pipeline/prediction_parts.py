@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp
 from typing import Any
 
-from pipeline.readable import milliseconds, rate
+from pipeline.readable import amount, milliseconds, rate
 
 SMALL_SHARE = 0.01
 """Share of the device time up to which operators without a model do not make a step a lower bound."""
@@ -163,6 +163,11 @@ class Power:
     """`fitted` for fp32 on cards to which constants of the power model were fitted, `checked` for cards whose tensor cores have
     measured watts, `assumed` for others: their limit of least energy is not named."""
 
+    rest_w: float = 0.0
+    """Of the rest of the machine (CPUs, NICs, fans) for each GPU: a stated share (`pipeline.hardware.power.NODE_SHARE`)."""
+    electricity: float = 0.0
+    """Price of a kWh; 0 where none was given."""
+
     @property
     def log_sd(self) -> float:
         """Relative error of the joules: that of the cards of the fit, or of one that was left out (docs/energy.md)."""
@@ -172,27 +177,35 @@ class Power:
         """Mean power of one GPU over a step, W."""
         return self.joules / step_us * 1e6
 
-    def rows(self, step_us: float, samples: float, devices: int) -> dict[str, str]:
+    def electricity_per_hour(self, step_us: float) -> float:
+        """Price of the electricity of one GPU and of its share of the machine for an hour of steps."""
+        return self.electricity * (self.mean_w(step_us) + self.rest_w) / 1e3
+
+    def rows(self, step_us: float, samples: float, devices: int, nodes: int) -> dict[str, str]:
         """Rows of a prediction's table: watts and clock, and the energy of a step of `samples` on all GPUs."""
         low, high = (self.mean_w(step_us) * exp(sign * Z90 * self.log_sd) for sign in (-1, 1))
         each = " per GPU" * (devices > 1)
         of = f"{self.clock_mhz:,.0f} MHz, limit {self.limit_w:g} W; {self.binds} binds"
-        facts = power_facts(self, step_us, samples, devices)
+        facts = power_facts(self, step_us, samples, devices, nodes)
         energy = f"{facts['joules_per_step']:.3g} J a step"
+        rest = f"{devices / nodes * self.rest_w:,.0f} W beside its GPUs (assumed)"
+        price = facts["electricity_per_million"]
         return {
             "power": f"{facts['mean_w']:.0f} W{each}   ({low:.0f} to {high:.0f}); {of}",
             "energy": f"{energy}, {rate(facts['samples_per_kwh'])} samples/kWh",
+            "node": f"{facts['node_w']:,.0f} W, with {rest}" if devices > 1 else "",
+            "electricity": f"{amount(price)} for a million samples" if price else "",
         }
 
 
 POWER_KEYS = (
     "mean_w", "joules_per_step", "samples_per_kwh", "clock_mhz", "power_limit_w", "clock_bound",
-    "power_evidence",
+    "power_evidence", "rest_w", "electricity", "node_w", "electricity_per_million",
 )  # fmt: skip
 
 
 def power_facts(
-    power: Power | None, step_us: float, samples: float, devices: int
+    power: Power | None, step_us: float, samples: float, devices: int, nodes: int
 ) -> dict[str, Any]:
     """Keys of an answer about the energy of a step of `samples` on all GPUs; null where it has none."""
     if power is None:
@@ -200,7 +213,10 @@ def power_facts(
     joules = devices * power.joules
     values = power.mean_w(step_us), joules, samples / joules * JOULES_PER_KWH
     state = power.clock_mhz, power.limit_w, power.binds, power.evidence
-    return dict(zip(POWER_KEYS, values + state, strict=True))
+    node_w = devices / nodes * (values[0] + power.rest_w)
+    paid = devices * power.electricity_per_hour(step_us) * step_us / 3600 / samples
+    price = (power.electricity, node_w, paid) if power.electricity else (None, node_w, None)
+    return dict(zip(POWER_KEYS, (*values, *state, power.rest_w, *price), strict=True))
 
 
 def facts_of(arithmetic: Arithmetic | None, step_us: float) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def rows(p: Prediction, why: bool) -> list[tuple[str, str]]:
         **work_rows(p.work_facts, p.work, p.price.currency if p.price else ""),
         "arithmetic": _arithmetic(p),
         **(p.several.rows if p.several else {}),
-        **(p.power.rows(*p.step_of) if p.power and p.run_at else {}),
+        **(p.power.rows(*p.step_of) if p.power and (p.run_at or p.power.electricity) else {}),
         **(p.traced.rows if p.traced else {"memory": p.memory_text}),
         "what fits": "" if p.fits else _what_fits(p),
         "not modelled": _unmodelled(p),

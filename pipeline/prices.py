@@ -33,6 +33,9 @@ NAMED = 6
 GIVEN = "given"
 """Source of a price that the user gave with an override."""
 
+ELECTRICITY = "electricity="
+"""Beginning of the override with the price of a kWh."""
+
 OVERRIDE = "price."
 """Beginning of the overrides that give the price of a GPU, such as `price.H200=3.80`."""
 
@@ -169,11 +172,13 @@ def price_list(path: Path) -> dict[str, Price]:
     return known
 
 
-def costs(price: Price | None, samples_per_s: float, devices: int = 1) -> dict[str, Any]:
-    """The values of `COST_COLUMNS`; null without a price."""
+def costs(
+    price: Price | None, samples_per_s: float, devices: int = 1, electricity: float = 0.0
+) -> dict[str, Any]:
+    """The values of `COST_COLUMNS`; null without a price. `electricity` is what one GPU takes of it in an hour, by its price."""
     if price is None:
         return dict.fromkeys(COST_COLUMNS)
-    samples = samples_per_s * 3600.0 / (price.per_hour * devices)
+    samples = samples_per_s * 3600.0 / ((price.per_hour + electricity) * devices)
     offer = price.per_hour, price.currency, price.provider
     return dict(zip(COST_COLUMNS, (*offer, samples, 1e6 / samples), strict=True))
 
@@ -196,12 +201,15 @@ def with_prices(table: pd.DataFrame, path: str | Path | None = None) -> pd.DataF
     return table.drop(columns=list(COST_COLUMNS), errors="ignore").join(costly.astype(numbers))
 
 
-def price_notes(prices: Mapping[str, Price], gpus: Iterable[str]) -> list[str]:
+def price_notes(
+    prices: Mapping[str, Price], gpus: Iterable[str], electricity: float = 0.0
+) -> list[str]:
     """What a reader must know of the prices in a comparison, one line each: whose they are, and which are missing.
 
     Args:
         prices: by canonical name.
         gpus: canonical names of the compared GPUs.
+        electricity: price of a kWh; 0 where it does not count.
     """
     names = distinct(gpus)
     by_offer: dict[tuple[str, str], list[str]] = {}
@@ -210,6 +218,8 @@ def price_notes(prices: Mapping[str, Price], gpus: Iterable[str]) -> list[str]:
         named = f"{gpu} {price.per_hour:.4g}"
         by_offer.setdefault((price.currency, price.offer), []).append(named)
     notes = [f"{money} per hour{offer}: {', '.join(of)}" for (money, offer), of in by_offer.items()]
+    if notes and electricity:
+        notes.append(f"beside that, electricity of GPUs and machines at {electricity:g} a kWh")
     missing = [gpu for gpu in names if gpu not in prices]
     return notes + ([no_price(missing)] if missing and price_file() else [])
 

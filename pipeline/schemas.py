@@ -138,7 +138,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         micro_batches:i cluster:s communication_us:f
         exposed_communication_us:f imbalance:f sharding:s efficiency:f efficiency_p10:f efficiency_p90:f
         model_flops:f tflop_per_s:f mfu:f mfu_dtype:s peak_tflop_per_s:f mean_w:f joules_per_step:f
-        samples_per_kwh:f clock_mhz:f power_limit_w:f clock_bound:s power_evidence:s
+        samples_per_kwh:f clock_mhz:f power_limit_w:f clock_bound:s power_evidence:s rest_w:f electricity:f
     """),
     # one row per point of a plan's front, and per point of its best; `rank` counts the best from 1
     "plan": _schema("""

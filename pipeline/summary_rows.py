@@ -41,6 +41,8 @@ LEFT_OUT = (
     "sureness",
     *COST_COLUMNS,
     *WORK_KEYS,
+    "node_w",
+    "electricity_per_million",
 )
 """Keys of an answer that are no columns."""
 
@@ -127,7 +129,8 @@ def _power(row: Mapping[str, Any]) -> Power | None:
     if joules is None:
         return None
     state = row["power_limit_w"], row["clock_mhz"], row["clock_bound"], row["power_evidence"]
-    return Power(joules / devices, *state)
+    more = (_number(row.get(name)) or 0.0 for name in ("rest_w", "electricity"))
+    return Power(joules / devices, *state, *more)
 
 
 def _several(row: Mapping[str, Any]) -> SeveralGpus | None:

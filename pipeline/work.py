@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.prices import OVERRIDE, Price, own_prices
+from pipeline.prices import ELECTRICITY, OVERRIDE, own_prices
 from pipeline.readable import amount, compact, number_of
 
 WORK_KEYS = (
@@ -45,15 +45,14 @@ class Work:
         return what if self.epochs == 1 else f"{self.epochs:g} epochs of {what}"
 
     def facts(
-        self, us_per_sample: Sequence[float], seq_len: int | None, price: Price | None, devices: int
+        self, us_per_sample: Sequence[float], seq_len: int | None, per_hour: float | None
     ) -> dict[str, Any]:
         """The values of `WORK_KEYS`.
 
         Args:
             us_per_sample: µs of a sample: the middle, p10 and p90.
             seq_len: tokens of a sample; None where it has none.
-            price: of a GPU and an hour.
-            devices: number of GPUs.
+            per_hour: what all GPUs cost in an hour.
 
         Raises:
             InputError: tokens are given, and a sample has none.
@@ -62,7 +61,7 @@ class Work:
             raise InputError("tokens: this model has no sequences of tokens; give samples")
         samples = self.epochs * (self.samples or (self.tokens or 0.0) / (seq_len or 1))
         hours = [samples * us / 3.6e9 for us in us_per_sample]
-        paid = [hour * price.per_hour * devices if price else None for hour in hours]
+        paid = [None if per_hour is None else hour * per_hour for hour in hours]
         return dict(zip(WORK_KEYS, (samples, *hours, *paid), strict=True))
 
 
@@ -80,8 +79,8 @@ def work_rows(facts: dict[str, Any], work: Work | None, currency: str) -> dict[s
 
 def own_terms(
     overrides: Sequence[str],
-) -> tuple[list[str], dict[str, float], Work | None]:
-    """Overrides without those that no time depends on, and what these say: prices by GPU, and the user's work.
+) -> tuple[list[str], dict[str, float], dict[str, Any]]:
+    """Overrides without those that no time depends on, and what these say: prices by GPU, the price of a kWh, and the user's work.
 
     Raises:
         UnknownNameError, InputError: as `own_prices` and `Work.of`.
@@ -89,5 +88,7 @@ def own_terms(
     keys = {each.name for each in fields(Work)}
     paid = [text for text in overrides if text.lstrip("+").startswith(OVERRIDE)]
     work = [text for text in overrides if text.partition("=")[0] in keys]
-    others = [text for text in overrides if text not in paid and text not in work]
-    return others, own_prices(paid), Work.of(work)
+    kwh = [text for text in overrides if text.startswith(ELECTRICITY)]
+    others = [text for text in overrides if text not in (*paid, *work, *kwh)]
+    price = number_of(kwh[0].removeprefix(ELECTRICITY)) if kwh else 0.0
+    return others, own_prices(paid), {"electricity": price, "work": Work.of(work)}

@@ -18,6 +18,7 @@ import pandas as pd
 
 from evaluation.pages.kernel_watts import watts_table
 from evaluation.pages.markdown import markdown, rewrite
+from evaluation.pages.node_watts import node_table
 from evaluation.published.published_limits import RUN, read_limits
 from pipeline.answers.engine import Engine
 from pipeline.answers.model_sources import AvailableModels
@@ -216,6 +217,7 @@ def tables(datasets: Path) -> dict[str, str]:
             [least_joules(answered)],
         ),
         "kernel watts": watts_table(datasets),
+        "node watts": node_table(datasets),
     }
 
 

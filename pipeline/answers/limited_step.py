@@ -98,7 +98,8 @@ def _with_power(
     ]
     ranks = [stage.ranks for stage in stages]
     joules = float(np.average([answer.joules for answer in answers], weights=ranks))
-    return replace(simulated, prediction=replace(p, power=replace(answers[0], joules=joules)))
+    power = replace(answers[0], joules=joules, electricity=question.electricity)
+    return replace(simulated, prediction=replace(p, power=power))
 
 
 def stage_of_all(piece: Piece, p: Prediction) -> list[Stage]:

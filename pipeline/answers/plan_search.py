@@ -137,7 +137,7 @@ class Search:
         asked = {question.gpu.name: question.own_price for question in questions}
         found = {gpu: price_of(gpu, own) for gpu, own in asked.items()}
         prices = {gpu: price for gpu, price in found.items() if price}
-        self.prices = tuple(price_notes(prices, names))
+        self.prices = tuple(price_notes(prices, names, questions[0].electricity))
         self.currency = one_currency(prices.values())
         hourly = {gpu: price.per_hour for gpu, price in prices.items()}
         if not hourly and self._needs_price:
@@ -218,7 +218,9 @@ class Search:
             question: _accumulating(question) for question, count in batches.items() if count > 1
         }
         update_us, joules = dict[Question, float](), dict[Question, float]()
-        host_bound, engine = set[Question](), replace(self.engine, energy=self._needs_energy)
+        electricity, host_bound = dict[Question, float](), set[Question]()
+        energy = self._needs_energy or any(question.electricity for question in questions)
+        engine = replace(self.engine, energy=energy)
         asked = dict.fromkeys([*questions, *parts.values()])
         failed = dict[Question, str]()
         for answer in engine.predict(asked, with_interval=False):
@@ -227,6 +229,8 @@ class Search:
                 continue
             update_us[answer.question] = answer.prediction.predicted_us
             joules[answer.question] = _joules(answer.prediction)
+            per_us = answer.prediction.electricity_per_hour / 3600e6
+            electricity[answer.question] = per_us * answer.prediction.predicted_us
             if answer.prediction.bound == "host":
                 host_bound.add(answer.question)
             self.on_progress(PREDICTING, len(update_us))
@@ -237,12 +241,13 @@ class Search:
                 self.lost[f"no prediction: {reasons[0]}"] += 1
                 continue
             part = parts.get(question, question)
-            us, energy = (
-                values[question] + (count - 1) * values[part] for values in (update_us, joules)
+            us, used, paid = (
+                values[question] + (count - 1) * values[part]
+                for values in (update_us, joules, electricity)
             )
-            cost = us / 3600e6 * question.devices * hourly.get(question.gpu.name, np.inf)
+            rent = us / 3600e6 * hourly.get(question.gpu.name, np.inf)
             samples = float(question.global_batch * count)
-            spent = cost, us, energy * question.devices
+            spent = (rent + paid) * question.devices, us, used * question.devices
             points.append((question, count, samples, *spent, question in host_bound))
         self.predicted = len(points)
         columns = [np.array(column) for column in zip(*points, strict=True)] or [np.zeros(0)] * 7

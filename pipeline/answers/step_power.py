@@ -13,6 +13,7 @@ from pipeline.families import FAMILIES
 from pipeline.families.dims import Dims
 from pipeline.families.family import Law
 from pipeline.hardware.power import (
+    NODE_SHARE,
     SHARED,
     Load,
     PowerConstants,
@@ -149,4 +150,5 @@ class StepPower:
         evidence = "fitted" if self.gpu.name in FITTED and not self.tensor else evidence
         limit_w = self.gpu.power_limit_w or self.gpu.tdp_w
         clock_mhz = self.clock * self.gpu.boost_clock_mhz
-        return Power(joules, limit_w, clock_mhz, binds, evidence)
+        rest_w = NODE_SHARE * self.gpu.tdp_w
+        return Power(joules, limit_w, clock_mhz, binds, evidence, rest_w)

@@ -170,8 +170,7 @@ def grid_ties(
         for what, compared in ((THROUGHPUT, points), (PER_PRICE, priced)):
             of_model = [(question, p) for question, p in compared if question.model == model]
             per_us = [
-                (p.price.per_hour * p.devices if what == PER_PRICE and p.price else 1.0)
-                / p.global_batch
+                ((p.per_hour or 0.0) if what == PER_PRICE else 1.0) / p.global_batch
                 for _, p in of_model
             ]
             if tie := nearest_tie([p for _, p in of_model], per_us):

@@ -76,6 +76,11 @@ IDLE_W, IDLE_SHARE = 15.0, 0.17
 """Idle power of a board whose file does not state it: W, and a share of its design power. Ten boards lie within 40 % of that."""
 
 
+NODE_SHARE = 0.5
+"""Power of CPUs, memory, NICs and fans for each GPU of a machine, over the GPU's design power. With all GPUs near full use a node
+of 8 H100 took 8.4 kW at most (Latif et al., IEEE Access 13, 2025): 2.8 kW beside the 5.6 kW of the GPUs."""
+
+
 def idle_w(gpu: GpuSpec) -> float:
     """Board power with the clocks up and next to no work, W."""
     return gpu.idle_w or IDLE_W + IDLE_SHARE * gpu.tdp_w

@@ -105,6 +105,8 @@ class Question:
     """The same for overhead statistics."""
     own_price: float | None = field(default=None, compare=False)
     """What the user says an hour of the GPU costs; no time depends on it."""
+    electricity: float = field(default=0.0, compare=False)
+    """What the user says a kWh costs; 0: it does not count."""
     work: Work | None = field(default=None, compare=False)
     """What the user wants to train; no time depends on it."""
     notes: tuple[str, ...] = field(default=(), compare=False)
@@ -199,7 +201,7 @@ class Question:
         return {
             entry.name: plain(getattr(self, entry.name), without=_UNREAD_BY_RULES)
             for entry in fields(self)
-            if entry.name not in ("own_price", "work")
+            if entry.name not in ("own_price", "electricity", "work")
         }
 
     @classmethod
@@ -225,7 +227,7 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
     """
     overrides, renamed = with_names_of_today(overrides)
     refuse_repeated(overrides)
-    overrides, prices, work = own_terms(overrides)
+    overrides, prices, own = own_terms(overrides)
     named = [text for text in overrides if text.startswith("experiment=")]
     texts = [text for text in overrides if not text.startswith("experiment=")]
     keys = {text.partition("=")[0].lstrip("+") for text in texts}
@@ -267,7 +269,7 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
     left_out = [f"left out: {last}"] if last and completed is None else []
     said = (*renamed, *left_out)
     return [
-        replace(q, own_price=prices.get(q.gpu.name), work=work, notes=(*said, *q.notes))
+        replace(q, own_price=prices.get(q.gpu.name), notes=(*said, *q.notes), **own)
         for q in questions.values()
     ]
 

@@ -186,7 +186,8 @@ class Comparison:
         for (model, what), tie in self.ties.items():
             if what == THROUGHPUT or priced:
                 yield Text(f"≈ {model}: a tie in {self._header(what)}: {tie}", style="dim")
-        for text in price_notes(self.prices, [p.gpu for p in self.predictions]):
+        paid = max((p.power.electricity for p in self.predictions if p.power), default=0.0)
+        for text in price_notes(self.prices, [p.gpu for p in self.predictions], paid):
             yield Text(text, style="dim")
         yield from self._settings([*["host"] * ("host" in left_out and not self.hosts), *ASKED])
         said = [text for p in self.predictions for text in p.notes]

@@ -142,3 +142,37 @@ def test_watts_of_all_gpus_constrain_a_plan() -> None:
     assert values["samples_per_kwh"] == pytest.approx(3.6e6 / found.best.joules_per_sample)
     with pytest.raises(InputError, match=r"no point meets --max-watts; the nearest is V100 .* W, "):
         plan("samples_per_s", "V100", max_watts=100, **space)
+
+
+def test_electricity_counts_beside_the_rent_only_where_it_has_a_price() -> None:
+    usual, paid = under(price__V100=1.0), under(price__V100=1.0, electricity=0.5, devices=1)
+    facts, more = usual.as_dict(), paid.as_dict()
+    kw = (more["mean_w"] + 0.5 * 250) / 1e3
+    assert facts["electricity_per_million"] is None and more["node_w"] == pytest.approx(1e3 * kw)
+    million_hours = 1e6 / paid.samples_per_s / 3600
+    assert more["electricity_per_million"] == pytest.approx(million_hours * kw * 0.5)
+    cost = facts["cost_per_million"] + more["electricity_per_million"]
+    assert (
+        more["cost_per_million"]
+        == pytest.approx(cost)
+        == pytest.approx(1e6 / paid.samples_per_price)
+    )  # type: ignore[operator]
+    assert {key: facts[key] for key in ("predicted_us", "joules_per_step", "samples_per_kwh")} == {
+        key: more[key] for key in ("predicted_us", "joules_per_step", "samples_per_kwh")
+    }
+    assert "electricity" in dict(paid.rows()) and "electricity" not in dict(usual.rows())
+
+
+def test_electricity_moves_the_cheapest_limit_of_a_plan() -> None:
+    space = {"model": "dcgan", "batch_size": 256, "gpu__power_limit_w": "125,250", "price__V100": 1}
+    for price, best in ((0.001, 250), (50.0, 125)):
+        found = plan("samples_per_dollar", "V100", electricity=price, **space)
+        assert found.best.question.gpu.power_limit_w == best
+        assert found.best.as_dict(None)["samples_per_dollar"] == pytest.approx(
+            found.best.prediction.samples_per_price
+        )
+
+
+def test_a_node_is_its_gpus_and_the_rest() -> None:
+    facts = under(devices=2, gpu__power_limit_w=150).as_dict()
+    assert facts["node_w"] == pytest.approx(2 * (facts["mean_w"] + facts["rest_w"]))
