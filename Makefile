@@ -26,7 +26,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-run: setup unlock ## predict DLRM on a measured GPU (or a V100), then measure and predict a small DLRM on this machine
+run: setup ## predict the example of README.md from what ships, then probe this machine's CPU: a minute
+	@STEPTIME_DATASETS=none $(BIN)/steptime predict gpu=V100 model=dlrm_default batch_size=2048
+	@echo "steptime: probing the CPU of this machine"
+	@$(BIN)/steptime host --out this_machine.yaml
+
+local: setup unlock ## the pipeline: predict on a measured GPU (or a V100), then measure, fit and predict a small DLRM here; minutes
 	@$(BIN)/snakemake --config $(EXAMPLE)
 	@$(BIN)/snakemake --config gpu=local model=dlrm_small
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,40 @@ class SteptimeError(Exception):
     """A failure with a message meant for users; the command line prints only the message and exits with `exit_code`."""
 
     exit_code = 1
+
+
+_OPTION = re.compile(
+    r"(?<![\w/.\-'])(model|gpu|parallel|predict|kernels|overheads|collect|edit|price)\."
+    r"([a-zA-Z_][\w.]*)(?:=([\w.\-]+))?"
+)
+"""An option with a dot, and its value, as messages name it."""
+
+
+def in_python(text: str) -> str:
+    """A message with its options as Python's arguments: `model__dtype="bf16"` in place of `model.dtype=bf16`."""
+
+    def argument(found: re.Match[str]) -> str:
+        section, name, value = found.groups()
+        ended = name.rstrip(".")
+        key = f"{section}__{ended.replace('.', '__')}{name[len(ended) :]}"
+        if value is None:
+            return key
+        dots = value[len(value.rstrip(".")) :]
+        plain = value.rstrip(".")
+        word = {"true": "True", "false": "False", "null": "None"}.get(plain, f'"{plain}"')
+        return f"{key}={plain if plain[:1].isdigit() else word}{dots}"
+
+    return _OPTION.sub(argument, text)
+
+
+@contextmanager
+def python_messages() -> Iterator[None]:
+    """While the body runs, errors name options as Python's arguments."""
+    try:
+        yield
+    except SteptimeError as error:
+        error.args = (in_python(str(error)), *error.args[1:])
+        raise
 
 
 class InputError(SteptimeError):

@@ -116,6 +116,8 @@ class Prediction:
     traced: TracedStep | None = None
     """The traced step, for predictions from a trace."""
     overrides: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
+    """Overrides that state what is the default."""
     tight: bool = False
     """Whether the step fits, but within a tenth of the limit, where fragmented memory may be too little."""
     models_from: tuple[str, ...] = ()

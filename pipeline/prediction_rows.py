@@ -131,7 +131,7 @@ def _how_sure(p: Prediction) -> str:
         return f"{word}: operators without a model may take much longer"
     if any(note.startswith(UNMEASURED) for note in p.notes):
         return f"{word}: no kernel of its architecture was measured"
-    return f"{word}: such steps are off by {expected_error(p):.0%}   (more: --why)"
+    return f"{word}: such steps are off by {expected_error(p):.0%}"
 
 
 def _measured(p: Prediction) -> str:

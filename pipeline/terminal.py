@@ -185,7 +185,13 @@ def split_results(given: Sequence[str] | None) -> tuple[list[str], dict[str, Any
     texts = list(given or [])
     for text in texts:
         if "=" not in text:
-            raise InputError(f"{text!r} is not an override: write key=value, for example gpu=V100")
+            traced = text.endswith((".json", ".json.gz"))
+            raise InputError(
+                f"{text!r} is not an override: "
+                + f"a trace is given as --trace {text} (advise, diff), or to steptime replay {text}"
+                if traced
+                else f"{text!r} is not an override: write key=value, for example gpu=V100"
+            )
     results = [text for text in texts if text.startswith("results=")]
     folders = {"results": results[-1].partition("=")[2]} if results else {}
     if folders and not Path(folders["results"]).is_dir():

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.answers.engine import engine, in_order
-from pipeline.errors import SteptimeWarning
+from pipeline.errors import SteptimeWarning, in_python
 from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, one_currency
 from pipeline.question.question import only
@@ -76,7 +76,7 @@ def predict_grid(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) 
 def warn_of(predictions: Iterable[Prediction]) -> None:
     """Warn of what the predictions warn of, each text once."""
     for text in dict.fromkeys(text for prediction in predictions for text in prediction.warnings):
-        warnings.warn(text, SteptimeWarning, stacklevel=3)
+        warnings.warn(in_python(text), SteptimeWarning, stacklevel=3)
 
 
 def grid_table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:

@@ -277,6 +277,7 @@ def answer_fields(question: Question, step: StepParts, device: Mapping[str, Any]
         "batch_size": question.batch_size,
         "host": host_name(question.host, question.overheads),
         "overrides": question.overrides,
+        "stated": question.stated,
         "own_price": question.own_price,
         "work": question.work,
         "asked": {**question.asked, **step.computed},

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.named_files import NamedFile
 from pipeline.hardware.spec import PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec
 from pipeline.paths import config_files, name_of_config
@@ -118,11 +119,17 @@ def _generation(gpu: GpuSpec) -> int:
 
 
 def check_fabric(cluster: Cluster, gpu: GpuSpec) -> None:
-    """Refuse a GPU without NVLink in a cluster whose fabric is NVLink.
+    """Refuse a GPU without NVLink in a cluster whose fabric is NVLink, and one of another generation behind its switches.
 
     Raises:
-        ConfigError: neither the GPU nor the cluster states the rate of the link.
+        ConfigError: neither the GPU nor the cluster states the rate of the link, or the switches are those of other GPUs.
     """
+    own = cluster.usual_for if cluster.fabric == NVSWITCH else ()
+    if own and gpu.architecture not in {load_gpu(name).architecture for name in own}:
+        raise ConfigError(
+            f"cluster={cluster.name}: its switches join {', '.join(own)}, not {gpu.name}; take"
+            f" cluster={usual_cluster(gpu).name}"
+        )
     if not cluster.link_gb_per_s(gpu):
         raise ConfigError(
             f"cluster={cluster.name}: its GPUs are joined by NVLink ({cluster.fabric}), which"

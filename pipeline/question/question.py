@@ -59,6 +59,7 @@ from pipeline.question.variants import (
     chosen_methods,
     effective,
     method_label,
+    unchanged,
     variant_name,
 )
 from pipeline.work import Work, own_terms
@@ -109,6 +110,8 @@ class Question:
     """What the user says a kWh costs; 0: it does not count."""
     work: Work | None = field(default=None, compare=False)
     """What the user wants to train; no time depends on it."""
+    stated: tuple[str, ...] = field(default=(), compare=False)
+    """Overrides that state what is the default, so that rows of a table can show them."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What to know about how the overrides were understood, one sentence each."""
 
@@ -201,7 +204,7 @@ class Question:
         return {
             entry.name: plain(getattr(self, entry.name), without=_UNREAD_BY_RULES)
             for entry in fields(self)
-            if entry.name not in ("own_price", "electricity", "work")
+            if entry.name not in ("own_price", "electricity", "work", "stated")
         }
 
     @classmethod
@@ -367,6 +370,7 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
         edit=edit,
         ranks=ranks,
         overrides=effective(overrides, changed),
+        stated=unchanged(overrides, changed),
         variant=variant_name(config, base, methods),
         model_variant=variant_name({"model": model}, {"model": usual_model}),
         edit_variant=variant_name({"edit": config["edit"]}, {"edit": base["edit"]}) if edit else "",

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.question.checks import flatten
 from pipeline.question.compose import Override, default_choices
+from pipeline.question.options import GROUPS
 
 _APPLIED_LATER = ("host_scale", "workers")
 """Settings of a method that do not change its fitted models and statistics."""
@@ -66,10 +67,16 @@ def method_label(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
 
 def effective(overrides: Sequence[Override], changed: Collection[str]) -> tuple[str, ...]:
     """The overrides that make a variant, sorted: those that state a default or come in another order ask the same."""
-    kept = (
-        override.text
-        for override in overrides
-        if override.key in changed
-        or any(key.startswith(f"{override.key}.") for key in changed if "." in override.key)
+    return tuple(sorted(override.text for override in overrides if _changes(override, changed)))
+
+
+def unchanged(overrides: Sequence[Override], changed: Collection[str]) -> tuple[str, ...]:
+    """The other overrides: those that state a default, sorted."""
+    others = (each for each in overrides if each.key not in GROUPS and not _changes(each, changed))
+    return tuple(sorted(override.text for override in others))
+
+
+def _changes(override: Override, changed: Collection[str]) -> bool:
+    return override.key in changed or any(
+        key.startswith(f"{override.key}.") for key in changed if "." in override.key
     )
-    return tuple(sorted(kept))

@@ -66,7 +66,8 @@ def one(prediction: Prediction, width: int = PIPE_WIDTH, why: bool = False) -> R
         table.add_row("step of", title)
         title = ""
     for label, value in p.rows(why):
-        table.add_row(label, _styled(p, label, value))
+        more = "   (more: --why)" if label == "how sure" and not why else ""
+        table.add_row(label, _styled(p, label, value + more))
     return Panel(
         Group(table, Text(), families(p)),
         title=Text(title) or None,

@@ -112,8 +112,8 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
     reason = " ".join((str(error).splitlines() or [""])[0].split())
     if isinstance(error, MemoryError) or "can't allocate memory" in reason:
         return ConfigError(
-            "batch_size: the inputs of one batch do not fit into this machine's memory; choose a"
-            " smaller batch_size"
+            "batch_size: the inputs of one batch do not fit into this machine's memory, which says"
+            " nothing of the GPU's; choose a smaller batch_size"
         )
     if config.get("architecture") in NAMED_BY:
         return _library_error(config, error, reason)

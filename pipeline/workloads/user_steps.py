@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError, name_of
+from pipeline.errors import ConfigError, name_of, python_messages
 from pipeline.question.compose import Completed
 from pipeline.question.question import LOCAL_GPU, Question, questions_of
 
@@ -58,6 +58,8 @@ def questions_about(
 ) -> Iterator[list[Question]]:
     """The questions that Python arguments describe; steps that are given as objects exist while the body runs.
 
+    Errors of the body, too, name options as Python's arguments.
+
     Args:
         gpu: names of GPUs, separated by commas.
         model: names of workloads, or a module, or a function or class that makes one.
@@ -67,6 +69,14 @@ def questions_about(
     Raises:
         InputError: a name or value does not exist, or arguments contradict each other.
     """
+    with python_messages(), _questions(gpu, model, options, completed) as questions:
+        yield questions
+
+
+@contextmanager
+def _questions(
+    gpu: str, model: object, options: Mapping[str, Any], completed: Completed | None
+) -> Iterator[list[Question]]:
     others = dict(options)
     step = others.pop("step", None)
     parts = {key: others.pop(key) for key in PARTS if key in others}

@@ -9,10 +9,11 @@ from pipeline.answers.engine import STEPS
 from pipeline.answers.memory_fit import estimated_largest_batch, first_digits
 from pipeline.answers.predict import predict
 from pipeline.answers.who_answers import kernel_predictor
-from pipeline.errors import InputError
+from pipeline.errors import ConfigError, InputError, UnknownNameError, in_python
 from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.question import expand
+from pipeline.show.comparison import compare
 
 
 def v100(*overrides: str) -> GpuSpec:
@@ -55,3 +56,16 @@ def test_more_samples_take_no_less_host_time(model: str) -> None:
     """The lookups' sort has more launches from 8 samples on; both counts have the host times of the same op."""
     host = [predict("V100", model=model, batch_size=size).host_us for size in (2, 4, 8, 16, 64)]
     assert host == sorted(host) and host[-1] < 1.1 * host[0]
+
+
+def test_errors_from_python_name_options_as_arguments() -> None:
+    """A dotted option of a message becomes an argument with a value that Python reads."""
+    with pytest.raises(ConfigError, match='set model__dtype="bf16" or fp16'):
+        predict("V100", "bert_large", model__precision="pure")
+    with pytest.raises(UnknownNameError, match=r"unknown model__dtype 'fp17'"):
+        compare("V100", "bert_large", model__dtype="fp17")
+    assert in_python("give model.wait=true.") == "give model__wait=True."
+    assert (
+        in_python("see config/model.yaml and my.model.dtype")
+        == "see config/model.yaml and my.model.dtype"
+    )

@@ -130,8 +130,7 @@ def test_json_and_summary_keep_what_is_particular_of_several_gpus() -> None:
 
 def test_a_comparison_counts_the_price_of_all_gpus_and_draws_the_scaling() -> None:
     table = compare(gpu=GPU, model="dcgan", batch_size=512, devices="1,2,4")  # type: ignore[arg-type]
-    per_price = [table._per_price(p) for p in table.predictions]
-    assert per_price[0] is not None and per_price[2] is not None
+    per_price = [p.samples_per_price or 0.0 for p in table.predictions]
     assert (
         per_price[2] < per_price[0]
     )  # the exchange costs something, and four GPUs cost four times as much

@@ -187,7 +187,7 @@ def test_the_page_has_a_place_for_the_table() -> None:
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_make_run_takes_the_measured_gpu_as_its_example(
+def test_make_local_takes_the_measured_gpu_as_its_example(
     present: bool, folder: Path, tmp_path: Path
 ) -> None:
     ready = tmp_path / "venv"
@@ -195,7 +195,7 @@ def test_make_run_takes_the_measured_gpu_as_its_example(
     (ready / ".ready").touch()
     place = folder.parent if present else tmp_path / "none"
     done = subprocess.run(
-        ["make", "-n", "run", f"VENV={ready}", f"STEPTIME_MEASUREMENTS={place}"],
+        ["make", "-n", "local", f"VENV={ready}", f"STEPTIME_MEASUREMENTS={place}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -204,6 +204,13 @@ def test_make_run_takes_the_measured_gpu_as_its_example(
     assert done.returncode == 0, done.stderr
     measured_gpu = "gpu=H200 model=dlrm_default host=H200 overrides=model.embedding=joint_sparse"
     assert (measured_gpu if present else "gpu=V100 model=dlrm") in done.stdout
+
+
+def test_make_run_fits_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".ready").touch()
+    words = ["make", "-n", "run", f"VENV={tmp_path}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "steptime host" in done.stdout and "snakemake" not in done.stdout
 
 
 def _untraced(folder: Path, **facts: object) -> Path:

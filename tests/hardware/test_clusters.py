@@ -152,6 +152,10 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 
 
 def test_a_card_without_nvlink_does_not_fit_behind_switches() -> None:
-    with pytest.raises(ConfigError, match="T4 has not; take a PCIe host, such as cluster=pcie3"):
+    with pytest.raises(ConfigError, match=r"join A100-SXM4-40GB, .*, not T4; take cluster=pcie3"):
         check_fabric(load_cluster("dgx-a100"), load_gpu("T4"))
+    with pytest.raises(ConfigError, match="T4 has not; take a PCIe host, such as cluster=pcie3"):
+        check_fabric(load_cluster("hgx-a100-100gbe"), load_gpu("T4"))
+    with pytest.raises(ConfigError, match="not A100-SXM4-80GB; take cluster=dgx-a100"):
+        check_fabric(load_cluster("dgx-h100"), load_gpu("A100-SXM"))
     assert usual_cluster(load_gpu("T4")).fabric == PCIE

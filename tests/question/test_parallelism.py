@@ -113,5 +113,5 @@ def test_several_devices_of_this_machine_are_refused_in_one_line() -> None:
 
 
 def test_a_gpu_without_nvlink_is_not_put_behind_an_nvswitch() -> None:
-    with pytest.raises(ConfigError, match="RTX4090 has not"):
+    with pytest.raises(ConfigError, match="not RTX4090; take cluster=pcie4"):
         ask(["gpu=RTX4090", "model=resnet50", "devices=2", "cluster=dgx-a100"])

@@ -334,3 +334,11 @@ def test_a_warning_of_some_rows_names_them() -> None:
     other = ("model.target=my_module:make_step", "model.dtype=bf16")
     named = rows({}, {"overrides": other, "warnings": ("slow",)})
     assert "warning for V100 batch 2048 (dtype=bf16): slow" in shown(Comparison(named), 140)
+
+
+def test_a_default_that_was_asked_for_stays_in_its_row() -> None:
+    found = rows(
+        {"overrides": (), "stated": ("model.dtype=default",)}, {"overrides": ("model.dtype=fp16",)}
+    )
+    lines = shown(Comparison(found), 120)
+    assert "dtype=default" in lines[2] and "dtype=fp16" in lines[3]
