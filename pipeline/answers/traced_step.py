@@ -88,8 +88,8 @@ class TrackedTrace(Trace):
         """
         if self.device in ("", "cpu"):
             raise InputError(
-                f"{self.path}: nothing ran on a GPU, so there is no kernel time to scale; predict the"
-                " step with the shapes that it ran with, which needs no trace: steptime predict"
+                f"{self.path}: nothing ran on a GPU, so there is no kernel time to scale; predict"
+                " the step with the shapes that it ran with, which needs no trace: steptime predict"
                 " gpu=NAME model=NAME batch_size=N, or predict(model=your_module, batch=...)"
             )
         try:
