@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware import find_gpu
-from pipeline.hardware.find_gpu import LOCAL, load_gpu
+from pipeline.hardware.find_gpu import LOCAL, list_gpus, load_gpu
 from pipeline.hardware.spec import has_bf16
 from pipeline.question.checks import (
     check_names,
@@ -96,3 +96,14 @@ def name_in_group(override: Override) -> str:
         remedy = option_of(group).remedy
         raise UnknownNameError(group, name, choices(group), nearest, remedy=remedy)
     return name
+
+
+def ambiguous_gpu(override: Override) -> str:
+    """A sentence where an alias such as `A100` also begins the names of other GPUs; else an empty text."""
+    stated = override.text.partition("=")[2]
+    if override.key != "gpu" or stated == LOCAL:
+        return ""
+    name = load_gpu(stated).name
+    named = [spec.name for spec in list_gpus() if spec.name.startswith(f"{stated}-")]
+    others = ", ".join(each for each in named if each != name)
+    return f"gpu={stated} is {name}; others: {others}" if others and name != stated else ""

@@ -21,7 +21,6 @@ from pipeline.hardware.find_gpu import (
     catalogue_spec,
     composed_gpu,
     differing_figures,
-    list_gpus,
     load_gpu,
 )
 from pipeline.hardware.hosts import Host, host_of, load_host, usual_host
@@ -31,7 +30,7 @@ from pipeline.question.checks import (
     check_values,
     checked_batch_size,
 )
-from pipeline.question.chosen_files import composed, name_in_group, with_half
+from pipeline.question.chosen_files import ambiguous_gpu, composed, name_in_group, with_half
 from pipeline.question.compiled_target import with_target
 from pipeline.question.compose import (
     Completed,
@@ -356,7 +355,7 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     changed = {*changed_values(config, base), *(text.partition("-")[0] for text in methods)}
     model, usual_model = with_exchange(ranks, config["model"], base["model"])
     model = with_target(model, gpu, local, ranks is not None and ranks.parallel.spreads)
-    notes = [*gpu.notes, *half, *filter(None, map(_ambiguous_gpu, overrides))]
+    notes = [*gpu.notes, *half, *filter(None, map(ambiguous_gpu, overrides))]
     question = Question(
         gpu=gpu,
         host=host,
@@ -379,14 +378,3 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
         notes=(*notes, *(() if ranks else unread_alone(several, usual_several))),
     )
     return question, usual_batch
-
-
-def _ambiguous_gpu(override: Override) -> str:
-    """A sentence where an alias such as `A100` also begins the names of other GPUs; else an empty text."""
-    stated = override.text.partition("=")[2]
-    if override.key != "gpu" or stated == LOCAL_GPU:
-        return ""
-    name = load_gpu(stated).name
-    named = [spec.name for spec in list_gpus() if spec.name.startswith(f"{stated}-")]
-    others = ", ".join(each for each in named if each != name)
-    return f"gpu={stated} is {name}; others: {others}" if others and name != stated else ""
