@@ -111,11 +111,6 @@ class Answer:
         """The other overrides of the point."""
         return self.question.overrides
 
-    @property
-    def stated(self) -> tuple[str, ...]:
-        """Overrides that state what is the default."""
-        return self.question.stated
-
     def as_row(self) -> dict[str, Any]:
         """The keys of the prediction, or those of the question alone; and `unpredicted`, the reason, null where there is none."""
         names = {

@@ -308,7 +308,8 @@ def design(p: Prediction) -> str:
 
 def _options(row: Prediction | Answer) -> list[str]:
     """The options of a row as a user types them, without the section of the model."""
-    if given := sorted([*row.overrides, *row.stated]) if row.stated else row.overrides:
+    stated = row.stated if isinstance(row, Prediction) else row.question.stated
+    if given := sorted([*row.overrides, *stated]) if stated else row.overrides:
         return [text.removeprefix("+").removeprefix("model.") for text in given]
     return [row.named] if isinstance(row, Prediction) and row.named else []
 
