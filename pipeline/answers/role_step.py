@@ -192,7 +192,7 @@ def predict_roles(
     draws = RoleDraws(step) if with_interval else None
     draws_us = draws.step_us() if draws else None
     low, high = (step_us, step_us) if draws_us is None else interval(draws_us, step_us)
-    device = device_time(piece.step.shown_rows(piece.predicted, piece.central_us))
+    device = device_time([(piece.step, piece.predicted, piece.central_us)])
     memory = stage_memory(
         [one.step.memory for one in step.pieces], question.ranks, question.workload
     )

@@ -302,8 +302,8 @@ class ScheduledStep:
         for number, held in self.busiest.items():
             piece = self.pieces[number]
             us = held * piece.central_us * self.launches[number]
-            rows.append(piece.step.shown_rows(piece.predicted, us))
-        return device_time(pd.concat(rows))
+            rows.append((piece.step, piece.predicted, us))
+        return device_time(rows)
 
     def model_flops(self) -> dict[str, float]:
         """FLOPs that the model needs for a step on one GPU, in the mean over the stages, by dtype."""

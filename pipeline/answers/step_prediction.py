@@ -5,7 +5,7 @@ The interval comes from the errors of kernel and host times (`step_errors`): the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -53,36 +53,26 @@ class StepParts:
     """What a prediction needs of a captured step and its device calls.
 
     Attributes:
+        graph: the captured step.
         sequence: items and actions of the step.
         all_calls: device calls, `calls` schema.
         calls: distinct calls, as of `distinct_calls`.
-        which: row of `calls` for each device call, shape (calls,).
-        names: name of the operator of each device call, shape (calls,).
+        which: number of the distinct call that each device call is, shape (calls,).
         asks_tf32: whether an operator computes in TF32 where the GPU has it.
         substitute: whether the time of each distinct call is only a substitute (`substitute_spread`).
-        memory: memory need of the step.
-        warnings: what the capture of the step reported.
-        modules: path of the module of each device call, shape (calls,); None outside modules.
-        parameters: number of parameters that each module holds itself, by its path.
         model_flops: FLOPs that the model needs, by dtype, the largest first.
         computed: what the code of the step computes with (`Graph.computed`); the dtype is that of most FLOPs.
-        item_modules: path of the module of each item of `sequence`, shape (items,); None outside modules.
     """
 
+    graph: Graph
     sequence: StepSequence
     all_calls: pd.DataFrame
     calls: pd.DataFrame
     which: Ints
-    names: Texts
     asks_tf32: bool
     substitute: Flags
-    memory: Memory
-    warnings: tuple[str, ...]
-    modules: Texts
-    parameters: Mapping[str, int]
     model_flops: Mapping[str, float]
     computed: Mapping[str, str]
-    item_modules: Texts
 
     @classmethod
     def of(cls, graph: Graph, calls: pd.DataFrame) -> StepParts:
@@ -93,8 +83,6 @@ class StepParts:
         """
         operators = graph.table
         distinct, which = distinct_calls(calls)
-        row = pd.Index(operators["node_id"]).get_indexer(calls["node_id"])
-        names, modules = (operators[name].to_numpy(object)[row] for name in ("name", "module"))
         flops, computed = model_flops(operators, calls), graph.computed
         if (
             "dtype" in computed
@@ -102,37 +90,55 @@ class StepParts:
             and not {computed["dtype"], next(iter(flops))} <= {"default", "fp32", "tf32"}
         ):
             computed = {**computed, "dtype": next(iter(flops))}
-        sequence = step_sequence(operators, calls)
-        module_of = pd.Series(operators["module"].to_numpy(object), operators["node_id"])
         return cls(
-            sequence,
+            graph,
+            step_sequence(operators, calls),
             calls,
             distinct,
             which,
-            names,
             asks_tf32(operators),
             substitute_spread(distinct) > 1.0,
-            graph.memory,
-            graph.warnings,
-            modules,
-            graph.parameters,
             flops,
             computed,
-            module_of.reindex(sequence.items.node).to_numpy(object),
         )
 
-    def shown_rows(self, predicted: pd.DataFrame, us: Array) -> pd.DataFrame:
-        """Device time of each device call, `us`, with family, evidence, operator, and whether it is only a substitute."""
-        substitute = self.substitute | ~predicted["modelled"].to_numpy(bool)
-        return pd.DataFrame(
-            {
-                "us": us,
-                "family": self.calls["family"].to_numpy(object)[self.which],
-                "evidence": predicted["evidence"].to_numpy(object)[self.which],
-                "name": self.names,
-                "substitute": substitute[self.which],
-            }
-        )
+    @property
+    def memory(self) -> Memory:
+        """Memory need of the step."""
+        return self.graph.memory
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the capture of the step reported."""
+        return self.graph.warnings
+
+    @property
+    def parameters(self) -> Mapping[str, int]:
+        """Number of parameters that each module holds itself, by its path."""
+        return self.graph.parameters
+
+    @cached_property
+    def names(self) -> Texts:
+        """Name of the operator of each device call, shape (calls,)."""
+        return self._of_calls("name")
+
+    @cached_property
+    def modules(self) -> Texts:
+        """Path of the module of each device call, shape (calls,); None outside modules."""
+        return self._of_calls("module")
+
+    @cached_property
+    def item_modules(self) -> Texts:
+        """Path of the module of each item of `sequence`, shape (items,); None outside modules."""
+        operators = self.graph.table
+        module_of = pd.Series(operators["module"].to_numpy(object), operators["node_id"])
+        return module_of.reindex(self.sequence.items.node).to_numpy(object)
+
+    def _of_calls(self, column: str) -> Texts:
+        operators = self.graph.table
+        row = pd.Index(operators["node_id"]).get_indexer(self.all_calls["node_id"])
+        values: Texts = operators[column].to_numpy(object)[row]
+        return values
 
     @cached_property
     def sources(self) -> ErrorSources:
@@ -208,7 +214,7 @@ def predict_step(
         draws_us = drawn.step_us()
         low, high = interval(draws_us, step_us)
     ran = ~np.isnan(timeline.device_start[:, 0])
-    device = device_time(step.shown_rows(predicted, np.where(ran, central_us, 0.0)))
+    device = device_time([(step, predicted, np.where(ran, central_us, 0.0))])
     prediction = Prediction(
         **answer_fields(question, step, device),
         **memory_fields(question.gpu, needed_bytes(step.memory, question.gpu)),
@@ -314,19 +320,33 @@ def arithmetic_of(gpu: GpuSpec, flops: Mapping[str, float]) -> Arithmetic | None
     return Arithmetic(sum(flops.values()), next(iter(flops)), peaks, gpu.dram_gb_per_s)
 
 
-def device_time(rows: pd.DataFrame) -> dict[str, Any]:
+def device_time(pieces: Sequence[tuple[StepParts, pd.DataFrame, Array]]) -> dict[str, Any]:
     """Device time by evidence (as shares), family and operator without a model, as fields of a `Prediction`.
 
     Args:
-        rows: as of `StepParts.shown_rows`.
+        pieces: steps, what is predicted for the distinct calls of each, and the device time of its calls in µs, shape (calls,).
     """
-    us, lost = rows["us"].to_numpy(float), rows["substitute"].to_numpy(bool)
+    sums, lost_us = list[Array](), list[Array]()
+    evidence, families, lost, lost_names = ([] for _ in range(4))
+    for step, predicted, times in pieces:
+        substitute = step.substitute | ~predicted["modelled"].to_numpy(bool)
+        sums.append(np.bincount(step.which, times, len(step.calls)).astype(float))
+        evidence.append(predicted["evidence"].to_numpy(object))
+        families.append(step.calls["family"].to_numpy(object))
+        lost.append(substitute)
+        if substitute.any():
+            rows = substitute[step.which]
+            lost_us.append(times[rows])
+            lost_names.append(step.names[rows])
+    us = np.concatenate(sums)
     total_us = float(us.sum()) or 1.0
     return {
-        "evidence": _sums(us, rows["evidence"].to_numpy(object), 1 / total_us),
-        "unmodelled_share": float(us[lost].sum()) / total_us,
-        "families_us": _sums(us, rows["family"].to_numpy(object)),
-        "unmodelled_us": _sums(us[lost], rows["name"].to_numpy(object)[lost]),
+        "evidence": _sums(us, np.concatenate(evidence), 1 / total_us),
+        "unmodelled_share": float(us[np.concatenate(lost)].sum()) / total_us,
+        "families_us": _sums(us, np.concatenate(families)),
+        "unmodelled_us": _sums(np.concatenate(lost_us), np.concatenate(lost_names))
+        if lost_us
+        else {},
     }
 
 
