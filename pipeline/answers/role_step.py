@@ -29,6 +29,7 @@ from pipeline.answers.step_prediction import (
 from pipeline.arrays import Array, Ints
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory
 from pipeline.prediction import Prediction
+from pipeline.question.embedding_tables import spreads
 from pipeline.question.question import Question
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Program
@@ -138,7 +139,22 @@ class RolesStep:
         normals = self.errors.normals(weights.astype(float), settings.draws, settings.seed)
         program = self.programs[slowest]
         host = host_factors(self.errors.host, program, settings.draws, settings.seed)
-        return self.of_roles(self.errors.times(normals)), host
+        times = self.of_roles(self.errors.times(normals))
+        if any(sds := spreads(self.question.workload, self.question.lookups_of_ranks.shape[2])):
+            times = self._with_spread(times, np.array(sds))
+        return times, host
+
+    def _with_spread(self, times: list[Array], sds: Array) -> list[Array]:
+        """Drawn times with lookups that differ between batches; all parts of a table have those of a batch."""
+        random = np.random.default_rng(self.question.predict.seed)
+        drawn = 1.0 + sds[:, None] * random.standard_normal((len(sds), times[0].shape[1]))
+        us = self.question.lookups_of_ranks[0]
+        found = []
+        for role, piece, own in zip(self.question.roles, self.pieces, times, strict=True):
+            factor = us[role] @ np.maximum(drawn, 0.0) / max(us[role].sum(), 1e-9)
+            looks_up = piece.step.calls["family"].str.startswith("embedding").to_numpy(bool)
+            found.append(np.where(looks_up[:, None], own * factor, own))
+        return found
 
 
 @dataclass(frozen=True)

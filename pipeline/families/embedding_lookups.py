@@ -6,7 +6,8 @@ cover several tables of different heights. Its `attributes` can have:
 
 - `rows`: E of each table.
 - `lookups`: mean L of each table.
-- `distribution`: `uniform`, `zipf:ALPHA`, or `recorded` with `distinct` (distinct rows of each table).
+- `distribution`: `uniform`, `zipf:ALPHA`, a histogram (`pipeline.question.index_distributions`), one of them for each table, or
+  `recorded` with `distinct` (distinct rows of each table).
 - `index_bytes`: 4 or 8.
 """
 
@@ -25,15 +26,19 @@ import numpy as np
 from pipeline.arrays import Array
 from pipeline.families.dims import Dims, Work, sectors
 from pipeline.hardware.spec import GpuSpec
+from pipeline.question.index_distributions import (
+    BINS,
+    UNIFORM,
+    ZIPF,
+    distinct_rows,
+    popular_rows,
+)
 
 RESIDENT_WARPS_PER_SM = 45.0
 """Number of warps of FBGEMM's lookup kernel that run at once on one SM (Lin et al., from its register use)."""
 
 CACHEABLE_SHARE = 0.9
 """Share of L2 that weight rows can occupy (Lin et al.)."""
-
-HARMONIC_TERMS = 4096
-"""Number of Zipf ranks that are summed one by one; higher ranks are summed in logarithmic bins."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,17 @@ class Lookup:
         """Rows read in one call."""
         return self.batch * self.lookups
 
+    @property
+    def skewed(self) -> bool:
+        """Whether some rows are known to be looked up more often than others."""
+        return self.distribution.startswith((ZIPF, BINS))
+
     def distinct_rows(self) -> float:
         """Expected number of different rows among the accesses."""
         if self.distinct is not None:
             return min(self.distinct, self.rows, self.accesses)
-        if self.distribution.startswith("zipf"):
-            alpha = float(self.distribution.partition(":")[2] or 1.05)
-            return _zipf_distinct(int(self.rows), round(self.accesses), alpha)
+        if self.skewed:
+            return distinct_rows(int(self.rows), round(self.accesses), self.distribution)
         return float(
             -self.rows * np.expm1(self.accesses * np.log1p(-1.0 / max(self.rows, 1.0 + 1e-9)))
         )
@@ -74,9 +83,8 @@ class Lookup:
         cached = min(cached_rows, self.rows, n)
         if distinct <= cached:
             return float(np.clip(1.0 - distinct / n, 0.0, 1.0))
-        if self.distribution.startswith("zipf"):
-            alpha = float(self.distribution.partition(":")[2] or 1.05)
-            share, held = _zipf_head(int(self.rows), n, alpha, cached)
+        if self.skewed:
+            share, held = popular_rows(int(self.rows), n, self.distribution, cached)
             return float(np.clip(share - held / n, 0.0, 1.0))
         if self.distinct is not None:
             # recorded indices: the recorded share of repeats, times the share of distinct rows that L2 can hold
@@ -86,35 +94,6 @@ class Lookup:
         filling = min(cached, n / 2.0)
         missed = filling + (n - filling) * (self.rows - filling) / self.rows
         return float(np.clip(1.0 - missed / n, 0.0, 1.0))
-
-
-@lru_cache(maxsize=256)
-def _zipf_bins(rows: int, alpha: float) -> tuple[Array, Array, Array]:
-    """Bins of ranks: (first rank, ranks per bin, probability of one rank in the bin); probabilities sum to 1."""
-    head = np.arange(1, min(rows, HARMONIC_TERMS) + 1, dtype=float)
-    edges = (
-        np.unique(np.floor(np.geomspace(HARMONIC_TERMS + 1, rows + 1, 400)))
-        if rows > HARMONIC_TERMS
-        else head[:0]
-    )
-    first = np.concatenate([head, edges[:-1]])
-    count = np.concatenate([np.ones_like(head), np.diff(edges)])
-    weight = (first + (count - 1.0) / 2.0) ** -alpha
-    return first, count, weight / float((weight * count).sum())
-
-
-@lru_cache(maxsize=1024)
-def _zipf_distinct(rows: int, accesses: int, alpha: float) -> float:
-    _, count, share = _zipf_bins(rows, alpha)
-    return float((count * -np.expm1(accesses * np.log1p(-np.minimum(share, 1.0 - 1e-12)))).sum())
-
-
-def _zipf_head(rows: int, accesses: float, alpha: float, cached: float) -> tuple[float, float]:
-    """Share of accesses to the `cached` most popular rows, and the expected number of these rows that are accessed."""
-    first, count, share = _zipf_bins(rows, alpha)
-    inside = np.clip(cached - (first - 1.0), 0.0, count)
-    touched = inside * -np.expm1(accesses * np.log1p(-np.minimum(share, 1.0 - 1e-12)))
-    return float((inside * share).sum()), float(touched.sum())
 
 
 def _tables(
@@ -133,12 +112,13 @@ def _tables(
         lookups = [lookups if each is None else each] * count
     if len(lookups) != count:
         lookups = [float(np.mean(lookups))] * count
-    distribution = str(attributes.get("distribution") or "uniform")
+    stated = attributes.get("distribution") or UNIFORM
+    distribution = stated if isinstance(stated, list) else [str(stated)] * count
     distinct = attributes.get("distinct")
     distinct = [float(n) for n in distinct] if isinstance(distinct, list) else []
     return [
-        Lookup(batch, float(rows), float(n), width, distribution, seen)
-        for rows, n, seen in zip_longest(heights, lookups, distinct[:count])
+        Lookup(batch, float(rows), float(n), width, kind, seen)
+        for rows, n, kind, seen in zip_longest(heights, lookups, distribution, distinct[:count])
     ]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.families.embedding_lookups import Lookup
 from pipeline.graph.table import Node, Tensor
 from pipeline.question.embedding_tables import JOINT, sequences, table_optimizer, tables
+from pipeline.question.index_distributions import distributions
 from pipeline.question.placed_tables import STAND_INS, Group, groups_of, placed_by
 
 BOUNDS_CHECK = "fbgemm::bounds_check_indices"
@@ -115,16 +116,17 @@ def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]
             nodes, tables_of_custom_step(nodes), str(config.get("optimizer", "sgd"))
         )
     rows, lookups = tables(config)
-    distribution = str(config.get("distribution", "uniform"))
+    each = distributions(config, len(rows))
+    distribution = each[0]
     states = {"adagrad": 1, "adam": 2}.get(fused_optimizer(config), 0)
     groups = _looked_up_together(config, rows, lookups)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
         if node.name.startswith(("fbgemm::split_embedding", BOUNDS_CHECK)):
             lookup = following if node.name == BOUNDS_CHECK else node
-            heights, counts = groups[_weight_shape(lookup)]
-            node.attributes.update(
-                rows=heights, lookups=counts, distribution=distribution, index_bytes=8
-            )
+            of, heights, counts = groups[_weight_shape(lookup)]
+            own = [each[table] for table in of]
+            said = own if len(set(own)) > 1 else own[0]
+            node.attributes.update(rows=heights, lookups=counts, distribution=said, index_bytes=8)
             if states and node.name == FUSED_BACKWARD.format(optimizer=fused_optimizer(config)):
                 node.attributes["states"] = states
         elif "embedding_bag" in node.name or node.name == "aten::embedding":
@@ -142,12 +144,12 @@ def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]
     joint = config["embedding"] in JOINT
     batch = bags // len(rows) if joint else bags
     sizes = [
-        Lookup(batch, e, n, int(width), distribution) for e, n in zip(rows, lookups, strict=True)
+        Lookup(batch, e, n, int(width), of) for e, n, of in zip(rows, lookups, each, strict=True)
     ]
     if joint:  # one table; its rows are used as often as the rows of the tables that it contains
         used = sum(size.distinct_rows() for size in sizes)
-        each = sum(lookups) / len(lookups)
-        sizes = [Lookup(bags, sum(rows), each, int(width), distribution, used)]
+        mean = sum(lookups) / len(lookups)
+        sizes = [Lookup(bags, sum(rows), mean, int(width), distribution, used)]
     return sparse_updates(nodes, sizes, str(config.get("optimizer", "sgd")))
 
 
@@ -159,17 +161,17 @@ def _weight_shape(lookup: Node | None) -> tuple[int, ...]:
 
 def _looked_up_together(
     config: Mapping[str, Any], rows: list[int], lookups: list[int]
-) -> dict[tuple[int, ...], tuple[list[int], list[Any]]]:
-    """Rows and lookups of the tables that each fused lookup reads, by the shape of its weight."""
+) -> dict[tuple[int, ...], tuple[Sequence[int], list[int], list[Any]]]:
+    """Numbers, rows and lookups of the tables that each fused lookup reads, by the shape of its weight."""
     dim, placed = int(config["dim"]), placed_by(config)
-    whole = [Group((), tuple(rows), tuple(lookups), dim)]
+    whole = [Group(tuple(range(len(rows))), tuple(rows), tuple(lookups), dim)]
     groups = groups_of(*placed, rows, lookups, dim) if placed else whole
-    found: dict[tuple[int, ...], tuple[list[int], list[Any]]] = {}
+    found: dict[tuple[int, ...], tuple[Sequence[int], list[int], list[Any]]] = {}
     for one in groups:
         counts = [*one.lookups]
         if sequences(config):  # a bag for each index: as many bags as tables have in the mean
             counts = [count * len(counts) / sum(counts) for count in counts]
-        found[(sum(one.rows), one.columns)] = ([*one.rows], counts)
+        found[sum(one.rows), one.columns] = one.tables, [*one.rows], counts
     return found
 
 

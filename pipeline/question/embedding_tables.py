@@ -23,15 +23,17 @@ MAX_ROWS = 10**12
 def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     """(rows, lookups per sample) of every table, from `rows`/`tables`/`lookups` or a table-configuration file.
 
-    The file has the format of facebookresearch/dlrm_datasets: a list of
-    `{"num_embeddings": .., "pooling_factor": ..}`, or an object with that list as `tables`. The config's
-    `tables` may pick some of them by index.
+    The file has the format of facebookresearch/dlrm_datasets: a list of `{"num_embeddings": .., "pooling_factor": ..}`, or an
+    object with that list as `tables`; `spreads` reads `pooling_factor_sd`. The config's `tables` may pick some of them by index.
 
     Raises:
         ConfigError: the sizes are missing or not valid.
     """
     if config.get("table_configs"):
-        return _read_table_configs(config)
+        picked = _read_table_configs(config)
+        return _numbers("table_configs", [table["num_embeddings"] for table in picked]), [
+            max(1, round(_pooling(table))) for table in picked
+        ]
     rows = config.get("rows")
     lookups = config.get("lookups", 1)
     if sequences(config):
@@ -95,24 +97,26 @@ def table_configs_path(named: object) -> Path:
     return path if path.is_absolute() or path.is_file() else project_dir() / path
 
 
-def check_distribution(text: object) -> None:
-    """Check that the lookup model knows an index distribution.
+def spreads(config: Mapping[str, Any], count: int) -> list[float]:
+    """Standard deviation between batches of the mean lookups of a sample, over their mean, of each of `count` tables.
 
-    Raises:
-        ConfigError: the text is neither `uniform` nor `zipf:ALPHA` with a positive exponent.
+    A file of table configurations may state it: `pooling_factor_sd`.
     """
-    kind, _, exponent = str(text).partition(":")
-    try:
-        known = text == "uniform" or (kind == "zipf" and 0.0 < float(exponent or 1.05) < 10.0)
-    except ValueError:
-        known = False
-    if not known:
-        raise ConfigError(
-            f"model.distribution={text}: give uniform, or zipf:ALPHA such as zipf:1.05"
-        )
+    if not config.get("table_configs"):
+        return [0.0] * count
+    tables = _read_table_configs(config)
+    return [_pooling(each, "_sd", 0.0) / max(_pooling(each), 1.0) for each in tables]
 
 
-def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+def _pooling(table: Mapping[str, Any], more: str = "", usual: float = 1.0) -> float:
+    """The pooling factor of a table in a file, or what is stated of it."""
+    value = table.get(f"pooling_factor{more}", usual)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise ConfigError(f"model.table_configs: pooling_factor{more}={value} is not a number")
+    return float(value)
+
+
+def _read_table_configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     import json
 
     named = Path(str(config["table_configs"]))
@@ -154,10 +158,4 @@ def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]
             )
     if not picks:
         raise ConfigError(f"model.tables={chosen}: give at least one table")
-    picked = [tables[index] for index in picks]
-    pooled = [table.get("pooling_factor", 1) for table in picked]
-    if not all(isinstance(factor, (int, float)) for factor in pooled):
-        raise ConfigError(f"{where}: a pooling_factor is not a number")
-    return _numbers("table_configs", [t["num_embeddings"] for t in picked]), [
-        max(1, round(f)) for f in pooled
-    ]
+    return [tables[index] for index in picks]

@@ -128,7 +128,10 @@ _WORKLOADS = {
     "tables": Option("number of tables, or of those of the list; null: all"),
     "rows": Option("rows per table, or a list with one number for each", each=True),
     "lookups": Option("per sample and table, or a list with one number for each table", each=True),
-    "distribution": Option("distribution of the indices: uniform, or zipf:1.05"),
+    "distribution": Option(
+        "distribution of the indices: uniform, zipf:1.05, or a file with pairs of a share of the rows"
+        " and their share of the lookups, for all tables or for each"
+    ),
     "lengths": Option(
         "lengths of sequences: full, uniform, zipf:1.2, or a file with pairs of a length and how"
         " often it occurs"

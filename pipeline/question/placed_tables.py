@@ -17,6 +17,7 @@ from pipeline.errors import ConfigError, LayoutError
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.embedding_tables import STATES, sequences, table_optimizer, tables
+from pipeline.question.index_distributions import distributions
 from pipeline.question.several_gpus import Ranks
 from pipeline.question.table_plan import (
     AUTO,
@@ -90,7 +91,8 @@ def tables_of(model: Mapping[str, Any]) -> Tables:
     rows, lookups = tables(model)
     states = STATES.get(table_optimizer(model), 0)
     of = tuple(map(float, lookups))
-    return Tables(tuple(rows), of, int(model["dim"]), states, not sequences(model))
+    kinds = tuple(distributions(model, len(rows)))
+    return Tables(tuple(rows), of, int(model["dim"]), states, not sequences(model), kinds)
 
 
 def machine_of(gpu: GpuSpec, cluster: Cluster, nodes: int) -> Machine:
@@ -146,24 +148,31 @@ def plan_of(
         return balanced(of, ranks, costs, machine.memory_bytes, copied)
 
 
-def work_of_ranks(
+def lookups_of_ranks(
     plan: TablePlan, of: Tables, samples: int, machine: Machine, element: int
 ) -> Array:
-    """What ranks have to do: µs of lookups, µs of exchange, bytes that they hold; shape (ranks, 3)."""
-    work = np.zeros((plan.ranks, 3))
+    """µs of lookups, µs of exchange and bytes of each table on each rank, shape (3, ranks, tables)."""
+    work = np.zeros((3, plan.ranks, len(of.rows)))
     times: dict[int, Array] = {}
     for rank, parts in enumerate(plan.parts):
         for table, columns in parts:
             if columns not in times:
                 times[columns] = part_us(of, samples, machine, columns, element)
-            work[rank] += *times[columns][table], of.bytes[table] * columns / of.dim
-    whole = part_us(of, samples, machine, of.dim, element)
-    for table in plan.of_kind(ROW_WISE):  # all ranks send sums of all samples
-        us, moved = whole[table]
-        work += us / plan.ranks, moved, of.bytes[table] / plan.ranks
-    own = part_us(of, samples // plan.ranks, machine, of.dim, element)
-    for table in plan.of_kind(REPLICATED):
-        work += own[table, 0], 0.0, of.bytes[table]
+            work[:, rank, table] = *times[columns][table], of.bytes[table] * columns / of.dim
+    shared, copied = plan.of_kind(ROW_WISE), plan.of_kind(REPLICATED)
+    whole = part_us(of, samples, machine, of.dim, element)[shared]
+    rows = whole[:, 0] / plan.ranks, whole[:, 1], of.bytes[shared] / plan.ranks
+    work[:, :, shared] = np.stack(rows)[:, None]  # all ranks send sums of all samples
+    own = part_us(of, samples // plan.ranks, machine, of.dim, element)[copied, 0]
+    work[:, :, copied] = np.stack([own, 0.0 * own, of.bytes[copied]])[:, None]
+    return work
+
+
+def work_of_ranks(
+    plan: TablePlan, of: Tables, samples: int, machine: Machine, element: int
+) -> Array:
+    """What ranks have to do: µs of lookups, µs of exchange, bytes that they hold; shape (ranks, 3)."""
+    work: Array = lookups_of_ranks(plan, of, samples, machine, element).sum(axis=2).T
     return work
 
 
@@ -208,10 +217,10 @@ def placed_tables(
 
 
 def work_of(model: Mapping[str, Any], batch_size: int, gpu: GpuSpec, ranks: Ranks) -> Array:
-    """`work_of_ranks` of section `model` with `placed`; arguments as of `placed_tables`."""
+    """`lookups_of_ranks` of section `model` with `placed`; arguments as of `placed_tables`."""
     plan = TablePlan.of_plain(model["placed"]["plan"], ranks.devices)
     of, machine = tables_of(model), machine_of(gpu, ranks.cluster, ranks.nodes)
-    return work_of_ranks(plan, of, batch_size * ranks.devices, machine, element_bytes(model))
+    return lookups_of_ranks(plan, of, batch_size * ranks.devices, machine, element_bytes(model))
 
 
 def most_tables_bytes(model: Mapping[str, Any]) -> int:

@@ -172,6 +172,12 @@ class Question:
     @property
     def work_of_ranks(self) -> Array:
         """What ranks have to do for the tables that are spread over them (`placed_tables.work_of_ranks`)."""
+        work: Array = self.lookups_of_ranks.sum(axis=2).T
+        return work
+
+    @property
+    def lookups_of_ranks(self) -> Array:
+        """The same by table (`placed_tables.lookups_of_ranks`)."""
         assert self.ranks is not None
         return work_of(self.workload, self.batch_size, self.gpu, self.ranks)
 

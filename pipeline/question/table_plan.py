@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from pipeline.arrays import Array, Ints
 from pipeline.errors import ConfigError, LayoutError
+from pipeline.question.index_distributions import UNIFORM, distinct_rows, popular_rows
 
 TABLE_WISE, COLUMN_WISE, ROW_WISE, REPLICATED = (
     "table_wise", "column_wise", "row_wise", "replicated",
@@ -24,11 +26,12 @@ KINDS = (TABLE_WISE, COLUMN_WISE, ROW_WISE, REPLICATED)
 AUTO, WITH_COPIES = "auto", "auto_replicated"
 """Plans by times: of all tables, and with small tables on every rank."""
 
-LEAST_COLUMNS = 16
-"""Columns of the narrowest part of a table that `balanced` makes; narrower rows are slower for each byte."""
+LEAST_COLUMNS = (16, 8)
+"""Columns of the narrowest part of a table that `balanced` makes; narrower rows are slower for each byte. The second, a
+sector, where a part of the first would take more than twice the fair time of a rank."""
 
-CUT_SHARES = (1.0, 0.5, 0.25)
-"""Shares of the fair time of a rank from which tables are cut."""
+CUT_SHARES = (1.0, 0.5, 0.25, 0.125)
+"""Shares of the fair time of a rank, of lookups or of lookups and exchange, from which tables are cut."""
 
 OTHER_BYTES = 4e9
 """Memory that a balanced plan leaves on each GPU for all but tables, bytes."""
@@ -65,6 +68,7 @@ class Tables:
         dim: columns of all.
         states: tensors of a table's size that its optimizer keeps.
         pooled: whether the rows of a sample are summed; otherwise each is exchanged.
+        distributions: of the indices of each table (`index_distributions`); empty: uniform.
     """
 
     rows: tuple[int, ...]
@@ -72,6 +76,7 @@ class Tables:
     dim: int
     states: int = 0
     pooled: bool = True
+    distributions: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> Array:
@@ -218,7 +223,7 @@ def small_tables(tables: Tables, batch: int, element: int) -> list[int]:
 def part_us(tables: Tables, samples: int, machine: Machine, columns: int, element: int) -> Array:
     """About what a part of each table with so many columns takes (`Costs`).
 
-    Traffic as of `pipeline.families.embedding_lookups` for uniform indices: rows that stay in L2 are read from memory once.
+    Traffic as of `pipeline.families.embedding_lookups`: rows that stay in L2, also the most popular, are read from memory once.
 
     Args:
         tables: the tables.
@@ -230,8 +235,16 @@ def part_us(tables: Tables, samples: int, machine: Machine, columns: int, elemen
     rows, looked_up = np.array(tables.rows, float), samples * np.array(tables.lookups)
     row = 32.0 * np.ceil(columns * 4.0 / 32.0)
     distinct = -rows * np.expm1(-looked_up / rows)
+    popular = np.zeros((len(rows), 2))  # share of lookups that stay in L2, and their rows
+    for table, kind in enumerate(tables.distributions):
+        if kind != UNIFORM:
+            size, uses = tables.rows[table], looked_up[table]
+            distinct[table] = distinct_rows(size, round(uses), kind)
+            popular[table] = popular_rows(size, uses, kind, machine.l2_bytes / row)
     sums = np.full(len(rows), float(samples)) if tables.pooled else looked_up
-    missed = np.where(rows * row < machine.l2_bytes, distinct, looked_up) * row
+    share, held = popular.T
+    far = np.minimum(looked_up * (1.0 - share) + held, looked_up)
+    missed = np.where(rows * row < machine.l2_bytes, distinct, far) * row
     forward = missed + looked_up * row / L2_SPEED + sums * row
     update = sums * row + looked_up * (row / L2_SPEED + SORTED_BYTES)
     update += 2.0 * (1 + tables.states) * distinct * row
@@ -259,17 +272,21 @@ def balanced(
     Raises:
         LayoutError: the tables do not fit.
     """
-    total = tables.bytes.sum()
-    widths = [tables.dim]
-    while widths[-1] % 2 == 0 and widths[-1] > LEAST_COLUMNS:
+    total, widths = tables.bytes.sum(), [tables.dim]
+    times = {tables.dim: costs(tables.dim)}
+    fair = times[tables.dim][:, 0].sum() / ranks
+    while widths[-1] % 2 == 0 and (
+        widths[-1] > LEAST_COLUMNS[0]
+        or (widths[-1] > LEAST_COLUMNS[1] and times[widths[-1]][:, 0].max() > 2.0 * fair)
+    ):
         widths.append(widths[-1] // 2)
-    times = {columns: costs(columns) for columns in widths}
+        times[widths[-1]] = costs(widths[-1])
     left = np.setdiff1d(np.arange(len(tables.rows)), copied)
     of = {columns: us[left] for columns, us in times.items()}
     found = []
-    for share in CUT_SHARES:
+    for share, kinds in product(CUT_SHARES, (1, 2)):
         for largest in memory_bytes / np.array([1, 2, 4, 8]):
-            placed = _placed(tables.bytes[left], of, ranks, memory_bytes, share, largest)
+            placed = _placed(tables.bytes[left], of, ranks, memory_bytes, (share, kinds), largest)
             if placed:
                 found.append(placed)
                 break
@@ -284,8 +301,10 @@ def balanced(
     _, parts = min(found, key=lambda one: one[0])
     placements = [Placement(REPLICATED)] * len(tables.rows)
     for table, own in zip(left.tolist(), parts, strict=True):
-        on, columns = (tuple(each) for each in zip(*sorted(own), strict=True))
-        placements[table] = Placement(TABLE_WISE if len(own) == 1 else COLUMN_WISE, on, columns)
+        held = np.bincount(*np.array(own).T)  # parts of a table on one rank are one
+        on = tuple(np.flatnonzero(held).tolist())
+        columns = tuple(int(held[rank]) for rank in on)
+        placements[table] = Placement(TABLE_WISE if len(on) == 1 else COLUMN_WISE, on, columns)
     return TablePlan(tuple(placements), ranks)
 
 
@@ -294,12 +313,14 @@ def _placed(
     times: dict[int, Array],
     ranks: int,
     memory_bytes: float,
-    share: float,
+    cut_by: tuple[float, int],
     largest: float,
 ) -> tuple[float, list[list[tuple[int, int]]]] | None:
     """About what a step waits for tables that are cut so, µs, and rank and columns of the parts of each; None: they do not fit."""
     dim = max(times)
-    cut = _cut(table_bytes, times, share * times[dim][:, 0].sum() / ranks, largest)
+    share, kinds = cut_by
+    of = {columns: each[:, :kinds].sum(axis=1) for columns, each in times.items()}
+    cut = _cut(table_bytes, of, share * of[dim].sum() / ranks, largest)
     us = np.array([times[columns][table] for table, columns in cut])
     size = np.array([table_bytes[table] * columns / dim for table, columns in cut])
     owner = _owners(us, size, ranks, memory_bytes)
@@ -325,7 +346,7 @@ def _cut(
         allowed = (
             columns
             for columns, us in times.items()
-            if us[table, 0] <= longest_us and size * columns / dim <= largest_bytes
+            if us[table] <= longest_us and size * columns / dim <= largest_bytes
         )
         columns = next(allowed, min(times))
         parts += [(table, columns)] * (dim // columns)

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 
 from pipeline.as_on_cuda.shape_operators import apply
 from pipeline.errors import ConfigError
-from pipeline.question.embedding_tables import JOINT, STATES, check_distribution, tables
+from pipeline.question.embedding_tables import JOINT, STATES, tables
+from pipeline.question.index_distributions import distributions
 from pipeline.question.placed_tables import placed_by
 from pipeline.workloads.dlrm_operators import (
     FusedInteraction,
@@ -219,7 +220,7 @@ class Dlrm(nn.Module):
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """Build the step of a DLRM config."""
     rows, lookups = tables(config)
-    check_distribution(config.get("distribution", "uniform"))
+    distributions(config, len(rows))  # refuses others
     embedding = str(config.get("embedding", "fused"))
     loss = str(config.get("loss", "bce"))
     dim = int(config["dim"])

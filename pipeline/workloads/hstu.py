@@ -25,7 +25,8 @@ from pipeline.as_on_cuda.mixed_precision import DTYPES
 from pipeline.as_on_cuda.shape_operators import apply
 from pipeline.errors import ConfigError
 from pipeline.hardware.rank_layout import Layout
-from pipeline.question.embedding_tables import STATES, check_distribution, table_optimizer, tables
+from pipeline.question.embedding_tables import STATES, table_optimizer, tables
+from pipeline.question.index_distributions import distributions
 from pipeline.question.placed_tables import placed_by
 from pipeline.question.sequence_lengths import typical_lengths
 from pipeline.workloads.dlrm import BOUND
@@ -132,7 +133,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         ConfigError: the sizes make no sense.
     """
     rows, _ = tables(config)
-    check_distribution(config.get("distribution", "uniform"))
+    distributions(config, len(rows))  # refuses others
     if len(rows) < 2:
         raise ConfigError("model.rows: give rows of items, of what describes them, and of users")
     more, ranks = int(config["candidates"]), (Layout.of_workload(config) or Layout()).ranks

@@ -57,6 +57,17 @@ def test_an_answer_says_how_uneven_ranks_are_and_shows_two_of_them() -> None:
     assert p.p10_us < p.predicted_us < p.p90_us
 
 
+def test_lookups_that_differ_between_batches_widen_the_interval(tmp_path: Path) -> None:
+    def width(sd: int) -> float:
+        rows = [{"num_embeddings": 4_000_000, "pooling_factor": 300, "pooling_factor_sd": sd}] * 4
+        (tmp_path / f"{sd}.json").write_text(json.dumps(rows))
+        of = ["model=dlrm_open_source", f"model.table_configs={tmp_path / f'{sd}.json'}"]
+        p = engine().predict_one(ask([HYBRID[0], *of, "parallel=hybrid", "devices=4"])).whole()
+        return p.p90_us / p.p10_us
+
+    assert width(150) > 1.15 * width(0)
+
+
 def test_the_slowest_rank_sets_the_step_and_others_wait_for_it() -> None:
     even, uneven = (
         engine().predict_one(ask([*HYBRID, f"parallel.sharding={name}"]))

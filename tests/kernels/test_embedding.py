@@ -1,5 +1,6 @@
 """The embedding models: distinct rows, hit rates and their limits."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -24,12 +25,14 @@ def test_distinct_rows_of_uniform_indices_follow_the_formula():
     assert lookup.distinct_rows() == pytest.approx(100 * (1 - 0.99**50))
 
 
-@pytest.mark.parametrize("distribution", ["uniform", "zipf:1.05"])
+@pytest.mark.parametrize("distribution", ["uniform", "zipf:1.05", "bins:0.1/0.7,0.9/0.3"])
 def test_distinct_rows_agree_with_drawn_indices(distribution):
     rows, draws = 2000, 3000
     rng = np.random.default_rng(0)
     if distribution == "uniform":
         shares = np.full(rows, 1 / rows)
+    elif distribution.startswith("bins"):
+        shares = np.repeat([0.7 / 200, 0.3 / 1800], [200, 1800])
     else:
         shares = np.arange(1, rows + 1) ** -1.05
         shares /= shares.sum()
@@ -65,6 +68,9 @@ def test_skewed_indices_are_faster_than_uniform_ones(v100):
         "embedding_forward", forward(attributes='{"distribution": "zipf:1.2"}')
     )[0]
     assert skewed < 0.6 * uniform
+    half = json.dumps({"distribution": ["uniform"] * 4 + ["zipf:1.2"] * 4})
+    mixed = physics.kernel_us("embedding_forward", forward(attributes=half))[0]
+    assert skewed < mixed < uniform
 
 
 def test_narrow_rows_pay_the_published_factor(v100):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,25 @@ def test_a_balanced_plan_waits_less_than_simple_ones_and_keeps_to_the_memory() -
         assert sum(TABLES.bytes[table] * columns / 128 for table, columns in parts) <= 24e9
     fair = costs(128).sum(axis=0) / RANKS
     assert longest(plan) < 1.25 * fair.sum()
+
+
+def test_parts_of_a_table_on_one_rank_are_one() -> None:
+    for ranks in (2, 3, 16):
+        plan = balanced(TABLES, ranks, costs, 60e9)
+        for placed in plan.placements:
+            assert len({*placed.ranks}) == len(placed.ranks)
+            assert sum(placed.columns) == 128
+
+
+def test_popular_rows_count_in_the_plan() -> None:
+    def us(kind: str) -> np.ndarray:
+        of = replace(TABLES, distributions=(kind,) * 5)
+        return part_us(of, SAMPLES, MACHINE, 128, 4)[:, 0]
+
+    assert us("uniform").tolist() == costs(128)[:, 0].tolist()
+    skewed, hot = us("zipf:1.2"), us("bins:0.0001/0.9,0.9999/0.1")
+    assert skewed[2] < 0.7 * us("uniform")[2]
+    assert skewed[2] < hot[2] < us("uniform")[2]
 
 
 def test_small_tables_are_on_every_rank_where_that_is_asked() -> None:

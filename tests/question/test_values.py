@@ -13,7 +13,8 @@ from pipeline.collect.campaign_grid import load_model
 from pipeline.errors import ConfigError, InputError
 from pipeline.paths import config_dir
 from pipeline.question.compose import choices
-from pipeline.question.embedding_tables import check_distribution, tables
+from pipeline.question.embedding_tables import tables
+from pipeline.question.index_distributions import distributions
 from pipeline.question.options import WORKLOAD_DEFAULTS, workload_values
 from pipeline.question.question import expand
 from pipeline.yaml_text import load_yaml
@@ -118,12 +119,26 @@ def test_values_of_the_right_kind_are_taken(text: str) -> None:
 )
 def test_an_unknown_index_distribution_is_no_uniform_one(text: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.distribution"):
-        check_distribution(text)
+        distributions({"distribution": text}, 2)
 
 
 def test_known_index_distributions_are_taken() -> None:
     for text in ("uniform", "zipf", "zipf:1.05"):
-        check_distribution(text)
+        assert distributions({"distribution": text}, 2) == [text] * 2
+
+
+def test_a_histogram_of_lookups_is_for_all_tables_or_for_each(tmp_path: Path) -> None:
+    path = tmp_path / "hot.yaml"
+    config = {"distribution": str(path)}
+    path.write_text("[[0.99, 0.2], [0.01, 0.8]]")
+    assert distributions(config, 2) == ["bins:0.01/0.8,0.99/0.2"] * 2
+    path.write_text("[[[1, 1]], [[0.5, 3], [0.5, 1]]]")
+    assert distributions(config, 2) == ["bins:1/1", "bins:0.5/0.75,0.5/0.25"]
+    with pytest.raises(ConfigError, match="is of 2 tables; the model has 3"):
+        distributions(config, 3)
+    path.write_text("[[0.5, 0], [0.5, 1]]")
+    with pytest.raises(ConfigError, match="a share of the rows"):
+        distributions(config, 2)
 
 
 def test_tables_that_a_file_lacks_are_named_with_how_many_it_holds(tmp_path: Path) -> None:
