@@ -120,9 +120,9 @@ class SeveralGpus:
 
     @property
     def efficiency_text(self) -> str:
-        """The efficiency with its interval; empty where one GPU cannot be predicted."""
+        """The efficiency with its interval; empty where one GPU cannot be predicted, and why where it has no room for tables."""
         if self.efficiency is None:
-            return ""
+            return "- (one GPU has no room for the tables)" if self.sharding else ""
         low, high = self.efficiency_p10, self.efficiency_p90
         ends = "" if low is None or high is None else f" ({low:.0%} to {high:.0%})"
         return f"{self.efficiency:.1%}{ends}"

@@ -10,25 +10,10 @@ from pipeline.answers.engine import Answer, Engine, engine
 from pipeline.arrays import Array
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
-from pipeline.question.placed_tables import (
-    element_bytes,
-    machine_of,
-    tables_of,
-)
+from pipeline.question.placed_tables import element_bytes, machine_of, tables_of
 from pipeline.question.question import Question, ask, with_tables
 from pipeline.question.settings import written
-from pipeline.question.table_plan import (
-    AUTO,
-    REPLICATED,
-    SIMPLE,
-    WITH_COPIES,
-    TablePlan,
-    Tables,
-    part_us,
-)
-
-CANDIDATES = (AUTO, WITH_COPIES, *SIMPLE)
-"""Plans that are simulated; of two that take equally long, the first is taken."""
+from pipeline.question.table_plan import AUTO, PLANS, REPLICATED, TablePlan, Tables, part_us
 
 
 @dataclass(frozen=True)
@@ -149,7 +134,7 @@ def find_sharding(
     if asked.ranks is None:
         raise ConfigError("devices=1: one GPU holds all tables; give devices=8, for example")
     answers: dict[str, Answer] = {}
-    for name in CANDIDATES:
+    for name in PLANS:
         if on_plan:
             on_plan(name)
         answers[name] = _answered(asked, name, using or engine())

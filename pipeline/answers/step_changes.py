@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pipeline.hardware.spec import has_bf16, has_tf32
 from pipeline.question.question import Question, ask
 from pipeline.question.settings import NO_EDIT, written
+from pipeline.question.table_plan import PLANS
 from pipeline.workloads.user_steps import as_given, is_given, shown_target
 
 SAME = "no"
@@ -131,6 +132,16 @@ CANDIDATES = (
         ("none",),
         "register_comm_hook(None, default_hooks.fp16_compress_hook)",
         "gradients are exchanged in fp16, with its small range",
+    ),
+    *(
+        Candidate(
+            "parallel.sharding",
+            name,
+            tuple(other for other in PLANS if other != name),
+            "TorchRec's planner, or the plan that `steptime plan sharding` writes",
+            given={"parallel.name": ("hybrid",)},
+        )
+        for name in PLANS
     ),
     Candidate(
         "edit.fuse",

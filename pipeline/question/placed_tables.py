@@ -89,7 +89,7 @@ def placed_by(config: Mapping[str, Any]) -> tuple[TablePlan, int] | None:
 def tables_of(model: Mapping[str, Any]) -> Tables:
     """The tables of section `model`."""
     rows, lookups = tables(model)
-    states = STATES.get(table_optimizer(model), 0)
+    states = 0 if model.get("mode") == "inference" else STATES.get(table_optimizer(model), 0)
     of = tuple(map(float, lookups))
     kinds = tuple(distributions(model, len(rows)))
     return Tables(tuple(rows), of, int(model["dim"]), states, not sequences(model), kinds)

@@ -124,7 +124,7 @@ class Question:
         """The options on which a time depends most, as the workload has them: dtype, optimizer, attention, length of sequences."""
         of = self.workload.get
         trains = ["optimizer"] * (of("mode") != "inference")
-        keys = ("dtype", *trains, "attention", "seq_len")
+        keys = ("dtype", *trains, "attention", *["seq_len"] * (of("lengths") is None))
         return {key: str(of(key)) for key in keys if of(key) is not None}
 
     @property

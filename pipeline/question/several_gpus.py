@@ -372,12 +372,7 @@ def _check_divided(of: ParallelSettings, model: Mapping[str, Any]) -> None:
 
 def _check_work(devices: str, parallel: ParallelSettings, model: Mapping[str, Any]) -> None:
     """Refuse what several GPUs cannot do."""
-    if model.get("mode") == "inference" and parallel.spreads:
-        raise ConfigError(
-            f"{devices} model.mode=inference: tables that are spread over GPUs are predicted in"
-            " training alone"
-        )
-    if model.get("mode") == "inference":
+    if model.get("mode") == "inference" and not parallel.spreads:
         raise ConfigError(
             f"{devices} model.mode=inference: GPUs that infer exchange nothing; multiply the"
             " throughput of one"

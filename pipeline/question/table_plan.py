@@ -193,6 +193,9 @@ SIMPLE: dict[str, Callable[[Tables, int], TablePlan]] = {
 }  # fmt: skip
 """Plans that look at no time, by name."""
 
+PLANS = (AUTO, WITH_COPIES, *SIMPLE)
+"""All plans by name; of two that take equally long, the first is taken."""
+
 
 @dataclass(frozen=True)
 class Machine:

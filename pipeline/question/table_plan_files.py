@@ -11,13 +11,11 @@ from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.question.table_plan import (
-    AUTO,
     COLUMN_WISE,
+    PLANS,
     REPLICATED,
     ROW_WISE,
-    SIMPLE,
     TABLE_WISE,
-    WITH_COPIES,
     Placement,
     TablePlan,
     Tables,
@@ -76,8 +74,7 @@ def read_plan(path: str | Path, tables: Tables, ranks: int) -> TablePlan:
 
     named = f"parallel.sharding={path}"
     if not Path(path).is_file():
-        plans = ", ".join((AUTO, WITH_COPIES, *SIMPLE))
-        raise ConfigError(f"{named}: no such file; give one, or a plan by name: {plans}")
+        raise ConfigError(f"{named}: no such file; give one, or a plan by name: {', '.join(PLANS)}")
     try:
         content = load_yaml(Path(path).read_text(encoding="utf-8"))  # JSON is YAML
     except (OSError, UnicodeDecodeError, YamlError) as error:

@@ -49,6 +49,12 @@ OF_STEP = (
 )
 """Keys that `Step` reads, if the user's function gives it the configuration."""
 
+TORCHREC = (
+    "torchrec needs fbgemm_gpu, whose CPU build 1.9 does not load with PyTorch 2.13: write its"
+    " exchanges as all_to_all_single, or take model=dlrm_dcnv2 parallel=hybrid with your tables"
+)
+"""What to do where TorchRec cannot be imported."""
+
 _SAID_AT_IMPORT: dict[str, list[str]] = {}
 """Warnings of the import of each module, which are repeated whenever one of its functions is used."""
 
@@ -125,15 +131,16 @@ def _module(name: str, target: object) -> ModuleType:
             raise InputError(
                 f"model.target={target}: no module {error.name!r} on the path or in {here}"
             ) from None
+        of_torchrec = error.name in ("torchrec", "fbgemm_gpu")
+        advice = TORCHREC if of_torchrec else "install it, or put its folder on PYTHONPATH"
         raise InputError(
             f"model.target={target}: no module {error.name!r}, which it"
-            f" imports{place_in_user_code(error)}: install it, or put its folder on PYTHONPATH"
+            f" imports{place_in_user_code(error)}: {advice}"
         ) from None
     except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise InputError(
-            f"model.target={target}: {name} cannot be imported: {what}{place_in_user_code(error)}"
-        ) from error
+        what += place_in_user_code(error) + (f"; {TORCHREC}" if "fbgemm" in what else "")
+        raise InputError(f"model.target={target}: {name} cannot be imported: {what}") from error
     for text in _SAID_AT_IMPORT.setdefault(name, said):
         warnings.warn(text, SteptimeWarning, stacklevel=2)
     return module

@@ -270,7 +270,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 
     def forward(*batch: Tensor) -> Tensor:
         if spread:
-            spread.begin()
+            spread.begin(training)
         output: Tensor = model(*batch[:-1])
         return output
 

@@ -151,7 +151,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 
     def forward(*batch: Tensor) -> Tensor:
         if spread:
-            spread.begin()
+            spread.begin(training)
         scores: Tensor = model(*batch[:-1])
         return scores
 

@@ -72,8 +72,13 @@ class SpreadTables:
         shared = self.plan.of_kind(ROW_WISE)
         return [[*(table for table, _ in parts), *shared] for parts in self.plan.parts]
 
-    def begin(self) -> None:
-        """Note that the batch is on the device: the exchange of its indices waits for no more than that."""
+    def begin(self, training: bool) -> None:
+        """Note that the batch is on the device: the exchange of its indices waits for no more than that.
+
+        Args:
+            training: whether the step before has exchanged the indices of this batch.
+        """
+        self.ready = self.ready if training else None
         if isinstance(self._beside, MarkedStream):
             self._batch_is_there = MarkedStream.now.record_event()
 

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.answers.engine import engine
 from pipeline.answers.sharding_plan import ShardingPlan, find_sharding
+from pipeline.answers.step_changes import CANDIDATES, applies, command
 from pipeline.question.question import ask
 from pipeline.question.table_plan_files import as_list
 from pipeline.show.sharding import draw_sharding, write_sharding
@@ -102,3 +103,35 @@ def test_the_command_prints_json_with_the_work_of_each_rank(
     assert np.isclose(said["step_us"], min(row["step_us"] for row in said["plans"]))
     assert out.exists() and out.with_suffix(".json").exists()
     assert as_list(found.plan) == out.read_text()
+
+
+def test_inference_exchanges_indices_and_rows_in_its_forward_pass() -> None:
+    train, infer = (
+        engine().predict_one(ask([*HYBRID, f"model.mode={mode}"]))
+        for mode in ("train", "inference")
+    )
+    ops = [
+        answer.whole().calls.query("family == 'collective'")["op"].value_counts().to_dict()  # type: ignore[union-attr]
+        for answer in (train, infer)
+    ]
+    assert ops[1] == {"all_to_all": 4}  # sizes, lengths and indices, and rows
+    assert ops[0]["all_to_all"] == 5 and ops[0]["all_reduce"] >= 1
+    assert infer.whole().predicted_us < 0.6 * train.whole().predicted_us
+    assert infer.whole().memory_bytes < train.whole().memory_bytes
+
+
+def test_one_gpu_without_room_for_the_tables_is_said() -> None:
+    rows = "model.rows=[100000000,100000000,100000000,100000000]"
+    asked = [HYBRID[0], "model=dlrm_default", rows, "model.tables=4", "parallel=hybrid"]
+    several = engine().predict_one(ask([*asked, "devices=4", "batch_size=512"])).whole().several
+    assert several is not None and several.efficiency is None
+    assert "no room for the tables" in several.efficiency_text
+
+
+def test_advice_offers_other_plans_of_the_tables() -> None:
+    at = ask([*HYBRID, "parallel.sharding=round_robin"])
+    plans = {one.value: one for one in CANDIDATES if one.key == "parallel.sharding"}
+    offered = {name for name, one in plans.items() if applies(one, at)}
+    assert offered == {*plans} - {"round_robin"}
+    assert "parallel.sharding=round_robin,auto" in command(at, plans["auto"])
+    assert not any(applies(one, ask([*TABLES, "model.embedding=dense"])) for one in plans.values())
