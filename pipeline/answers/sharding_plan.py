@@ -13,7 +13,8 @@ from pipeline.prediction import Prediction
 from pipeline.question.placed_tables import element_bytes, machine_of, tables_of
 from pipeline.question.question import Question, ask, with_tables
 from pipeline.question.settings import written
-from pipeline.question.table_plan import AUTO, PLANS, REPLICATED, TablePlan, Tables, part_us
+from pipeline.question.table_plan import AUTO, PLANS, REPLICATED, TablePlan, Tables
+from pipeline.question.table_times import part_us
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ _WORKLOADS = {
     "rows": Option("rows per table, or a list with one number for each", each=True),
     "lookups": Option("per sample and table, or a list with one number for each table", each=True),
     "distribution": Option(
-        "distribution of the indices: uniform, zipf:1.05, or a file with pairs of a share of the rows"
+        "distribution of the indices: uniform, zipf:1.05, or a file with pairs of a share of rows"
         " and their share of the lookups, for all tables or for each"
     ),
     "lengths": Option(

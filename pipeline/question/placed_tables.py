@@ -26,14 +26,12 @@ from pipeline.question.table_plan import (
     ROW_WISE,
     SIMPLE,
     WITH_COPIES,
-    Machine,
     TablePlan,
     Tables,
     balanced,
-    part_us,
-    small_tables,
 )
 from pipeline.question.table_plan_files import read_plan
+from pipeline.question.table_times import Machine, part_us, small_tables
 
 STAND_INS = "steptime_features"
 """Namespace of stand-ins of FBGEMM's operators on features (`pipeline.workloads.spread_tables`), which capture names."""

@@ -14,15 +14,13 @@ from pipeline.question.placed_tables import roles
 from pipeline.question.question import ask, expand
 from pipeline.question.table_plan import (
     SIMPLE,
-    Machine,
     Placement,
     TablePlan,
     Tables,
     balanced,
-    part_us,
-    small_tables,
 )
 from pipeline.question.table_plan_files import as_list, as_torchrec, read_plan
+from pipeline.question.table_times import Machine, part_us, small_tables
 
 TABLES = Tables((40_000_000, 1000, 3_000_000, 12, 500_000), (1.0, 1.0, 60.0, 1.0, 5.0), 128, 1)
 MACHINE = Machine(1500.0, 40e6, 60e9, 240.0)
