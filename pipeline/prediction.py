@@ -112,7 +112,7 @@ class Prediction:
     several: SeveralGpus | None = None
     """What is particular of a step on several GPUs; None for one."""
     power: Power | None = None
-    """Energy and clock; None for this machine and for a trace."""
+    """Energy and clock; None for this machine."""
     traced: TracedStep | None = None
     """The traced step, for predictions from a trace."""
     overrides: tuple[str, ...] = ()

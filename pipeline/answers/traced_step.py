@@ -16,13 +16,16 @@ from pipeline.answers.advice import Advice
 from pipeline.answers.difference import Difference, difference
 from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.step_errors import NORMAL_P90, StepErrors, interval
+from pipeline.answers.step_power import StepPower
 from pipeline.answers.trace_advice import ChangeableStep, advise_trace
+from pipeline.answers.traced_power import run_at, slowed, traced_power
+from pipeline.arrays import Array
 from pipeline.errors import InputError, SteptimeWarning, UnknownNameError
 from pipeline.hardware.find_gpu import describe_gpu, list_gpus, load_gpu, nearest_gpu, nearest_name
 from pipeline.hardware.spec import GpuSpec
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
-from pipeline.prediction import AS_TRACED, ASKED, Prediction
+from pipeline.prediction import AS_TRACED, ASKED, RUN_AT, Prediction
 from pipeline.prediction_parts import TracedStep
 from pipeline.prices import with_prices
 from pipeline.readable import milliseconds
@@ -119,33 +122,31 @@ class TrackedTrace(Trace):
         frame = self._steps.calls
         return frame.join(transferred(frame, self.origin, load_gpu(gpu)))
 
-    def to(self, gpu: str) -> Prediction:
+    def to(
+        self, gpu: str, power_limit_w: float | None = None, clock_mhz: float | None = None
+    ) -> Prediction:
         """The step on another GPU: host times stay as traced, and kernel times are transferred.
 
+        A power limit or a locked clock slows kernels (`pipeline.answers.traced_power`); the traced card ran under its own limit.
         The program of the traced iteration (`pipeline.simulate`) runs with both sets of kernel times. The ratio of the
         two steps scales the measured span. For the origin itself, the result is therefore its measurement.
-
         A ratio far from 1 is a warning, also of the prediction: the trace then holds too little, or something else.
 
         Raises:
             UnknownNameError: no such GPU.
+            ConfigError: the GPU does not take the limit or the clock.
             InputError: the trace holds no work of a GPU that has a specification.
         """
         destination, steps = load_gpu(gpu), self._steps
-        at_origin = destination == self.origin
-        moved = transferred(steps.calls, self.origin, destination)
+        limited = run_at(destination, power_limit_w, clock_mhz)
+        at_origin = limited == self.origin
+        moved, power = steps.on(self.origin, limited)
         predicted = moved["predicted_us"].to_numpy(np.float64)
         there = simulate(steps.program, predicted)
         step_us = float(there.step_us[0]) * steps.scale
-        drawn = DrawnStep(
-            _errors(steps.calls, moved),
-            steps.program,
-            np.arange(len(predicted)),
-            steps.calls,
-            destination.name,
-            DRAWS,
-        )
-        low, high = interval(drawn.step_us() * steps.scale, step_us)
+        active_us = float(min(there.active_us[0], step_us))
+        asked = zip(RUN_AT, (power_limit_w, clock_mhz), strict=True)
+        low, high = interval(steps.drawn_us(moved, destination.name), step_us)
         notes = (*steps.notes, *self.origin.notes, *destination.notes)
         for note in notes:
             warnings.warn(note, SteptimeWarning, stacklevel=2)
@@ -156,7 +157,9 @@ class TrackedTrace(Trace):
             variant="traced",
             batch_size=self.batch_size,
             predicted_us=step_us,
-            active_us=float(min(there.active_us[0], step_us)),
+            active_us=active_us,
+            power=power.answer(step_us, active_us, bound),
+            overrides=tuple(f"{key}{value:g}" for key, value in asked if value is not None),
             host_us=float(min(there.host_us[0], step_us)),
             p10_us=low,
             p90_us=high,
@@ -298,6 +301,20 @@ class _Steps:
         """Ratio of the measured step to the step that is simulated from its recorded work."""
         measured = self.calls["latency_us"].to_numpy(np.float64)
         return self.step_us / float(simulate(self.program, measured).step_us[0])
+
+    def on(self, origin: GpuSpec, gpu: GpuSpec) -> tuple[pd.DataFrame, StepPower]:
+        """Times of the calls on a GPU, at the limit or the clock that was asked for, and its power."""
+        moved = transferred(self.calls, origin, gpu.unlimited)
+        there = simulate(self.program, moved["predicted_us"].to_numpy(np.float64))
+        idle_us = max(float(there.step_us[0] - there.active_us[0]), 0.0)
+        power = traced_power(self.calls, moved, gpu, idle_us)
+        return slowed(moved, power.factor) if gpu.run_at else moved, power
+
+    def drawn_us(self, moved: pd.DataFrame, gpu: str) -> Array:
+        """The step in each draw of the errors of such times, µs, shape (draws,)."""
+        errors, which = _errors(self.calls, moved), np.arange(len(self.calls))
+        drawn = DrawnStep(errors, self.program, which, self.calls, gpu, DRAWS)
+        return drawn.step_us() * self.scale
 
     @property
     def notes(self) -> list[str]:

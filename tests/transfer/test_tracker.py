@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from pipeline import load_trace
 from pipeline.answers.traced_step import TrackedTrace, workload_name
 from pipeline.answers.tracker import track
-from pipeline.errors import InputError
+from pipeline.cli import app
+from pipeline.errors import ConfigError, InputError
 from pipeline.paths import datasets_dir
 from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, op, write
 
@@ -193,3 +196,34 @@ def test_asking_inside_the_block_is_refused() -> None:
     pytest.importorskip("torch")
     with track(device="cpu") as tracked, pytest.raises(InputError, match="nothing was tracked yet"):
         tracked.to("T4")
+
+
+def test_a_trace_is_carried_to_another_limit_and_to_a_locked_clock(tmp_path: Path) -> None:
+    path = three_steps(tmp_path / "my_net")
+    trace = load_trace(path)
+    here, own = trace.measured, trace.to("V100-SXM2-32GB", power_limit_w=300)
+    low, locked = (
+        trace.to("V100-SXM2-32GB", power_limit_w=120),
+        trace.to("V100-SXM2-32GB", clock_mhz=765),
+    )
+    assert here.power and own.power and low.power and locked.power
+    assert own.predicted_us == pytest.approx(here.predicted_us)
+    assert own.power.joules == pytest.approx(here.power.joules)
+    assert low.predicted_us > here.predicted_us and low.p10_us < low.predicted_us < low.p90_us
+    assert low.power.mean_w(low.predicted_us) <= 120
+    assert locked.power.clock_mhz == pytest.approx(765) and locked.power.binds == "locked clock"
+    assert low.evidence == {"transferred": 1.0} and here.evidence == {"measured": 1.0}
+    assert "120 W; power binds" in dict(low.rows())["power"] and "power" not in dict(here.rows())
+    with pytest.raises(ConfigError, match=r"^gpu.power_limit_w=900: V100-SXM2-32GB takes 120 to"):
+        trace.to("V100-SXM2-32GB", power_limit_w=900)
+
+
+def test_the_shell_carries_a_trace_too(tmp_path: Path) -> None:
+    path = str(three_steps(tmp_path / "my_net"))
+    asked = ["replay", path, "gpu=A100", "gpu.power_limit_w=150", "--json"]
+    facts = json.loads(CliRunner().invoke(app, asked).stdout)
+    there = load_trace(path).to("A100", power_limit_w=150)
+    assert facts["predicted_us"] == pytest.approx(there.predicted_us)
+    assert facts["mean_w"] <= 150 and facts["power_evidence"] == "assumed"
+    refused = CliRunner().invoke(app, ["replay", path, "gpu.sms=9"])
+    assert "gpu.sms: a trace is carried by gpu" in str(refused.exception)
