@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -104,3 +105,14 @@ def test_half_precision_halves_the_rows_that_travel() -> None:
         for calls in (plain, half)
     ]
     assert (rows[0]["bytes_read"] / 2).tolist() == rows[1]["bytes_read"].tolist()
+
+
+def test_rows_of_sequences_travel_by_their_lengths(tmp_path: Path) -> None:
+    """Two processes with 7 and 5 tokens: the first holds half of the columns of the second table, 4 of 8."""
+    seen = ast.literal_eval(run_two("tests.graph.gloo_sequences", tmp_path / "seen.txt"))
+    sizes, lengths, indices, rows, gradients = seen
+    assert sizes[0] == sizes[1]
+    assert lengths == (4 * 3 * (1 + 3), 4 * 3 * 2)  # one table is its own, three are the other's
+    assert indices == (4 * (7 + 7 + 7 + 3), 4 * (7 + 5))
+    assert rows == (4 * 4 * (7 + 5), 4 * (4 * 7 + (8 + 4) * 7 + 8 * 3))
+    assert gradients == rows[::-1]
