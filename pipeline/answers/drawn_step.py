@@ -2,7 +2,7 @@
 
 A source of error has the same values in the draws of every step with the same seed. So the draws of two steps on one GPU are
 pairs: an error that both share does not widen their difference. The errors of two GPUs' kernel models are independent: each GPU
-has its own order of the draws.
+has its own order of the draws of kernel times, and each host one of host times. So two GPUs that wait for one host are pairs.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def parts_of_timeline(timeline: Timeline, families_us: Mapping[str, Array]) -> d
     return parts_of_step(families_us, timeline.step_us, active, exposed)
 
 
-def draw_order(gpu: str, draws: int) -> Ints:
-    """The order of the draws of a GPU."""
-    return np.random.default_rng(zlib.crc32(gpu.encode())).permutation(draws)
+def draw_order(name: str, draws: int) -> Ints:
+    """The order of the draws of a GPU, or of a host."""
+    return np.random.default_rng(zlib.crc32(name.encode())).permutation(draws)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class DrawnStep:
         gpu: name of the GPU.
         draws: number of draws.
         seed: of the draws.
+        host: name of the host.
     """
 
     errors: StepErrors
@@ -77,11 +78,12 @@ class DrawnStep:
     gpu: str
     draws: int
     seed: int = 0
+    host: str = "traced"
 
     def step_us(self) -> Array:
         """The step time of each draw, µs, shape (draws,)."""
         times, host = self._times()
-        return step_times(self.program, times, self.which, host)[draw_order(self.gpu, self.draws)]
+        return step_times(self.program, times, self.which, host)
 
     def parts(self) -> dict[str, Array]:
         """The parts of the step in each draw, as of `parts_of_step`, shape (draws,)."""
@@ -91,17 +93,15 @@ class DrawnStep:
             self._block(times[:, at : at + size], host[at : at + size])
             for at in range(0, self.draws, size)
         ]
-        order = draw_order(self.gpu, self.draws)
-        return {
-            name: np.concatenate([block[name] for block in blocks])[order] for name in blocks[0]
-        }
+        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
     def _times(self) -> tuple[Array, Array]:
         """Times of distinct calls, shape (distinct, draws), and the factor on host times, shape (draws,)."""
         launches = np.bincount(self.which, minlength=len(self.errors.centre)).astype(float)
         normals = self.errors.normals(launches, self.draws, self.seed)
         host = host_factors(self.errors.host, self.program, self.draws, self.seed)
-        return self.errors.times(normals), host
+        times = self.errors.times(normals)[:, draw_order(self.gpu, self.draws)]
+        return times, host[draw_order(self.host, self.draws)]
 
     def _block(self, times: Array, host: Array) -> dict[str, Array]:
         timeline = simulate(self.program, times[self.which].T, host_scale=host)

@@ -252,8 +252,8 @@ def _drawn_step(
     """The step with the errors of its times."""
     settings, evidence = question.predict, program.host_evidence
     errors = StepErrors.of(step.sources, predicted, evidence, question.host.log_sd)
-    calls, gpu = step.all_calls, question.gpu.name
-    return DrawnStep(errors, program, step.which, calls, gpu, settings.draws, settings.seed)
+    of = question.gpu.name, settings.draws, settings.seed, question.host.name
+    return DrawnStep(errors, program, step.which, step.all_calls, *of)
 
 
 def _unused_dtype(question: Question, step: StepParts) -> list[str]:

@@ -19,14 +19,23 @@ from rich.text import Text
 
 from pipeline.answers.engine import Answer, Engine, engine
 from pipeline.answers.engine import in_order as answers_in_order
-from pipeline.answers.host_share import host_note
+from pipeline.answers.host_share import OneHost, on_one_host
 from pipeline.answers.predict import grid_table, warn_of
 from pipeline.answers.ties import PER_PRICE, THROUGHPUT, Tie, grid_ties
 from pipeline.prediction import ASKED, Prediction
 from pipeline.prices import Price, one_currency, price_notes
 from pipeline.question.question import LOCAL_GPU, Question
 from pipeline.readable import distinct, html_table, in_gib, in_ms, prefix_of, rate, three_digits
-from pipeline.show.comparison_columns import energy_cells, exchange_cells, work_cells
+from pipeline.show.comparison_columns import (
+    DEFAULT,
+    Rows,
+    energy_cells,
+    exchange_cells,
+    heading_of,
+    own_options,
+    shared_options,
+    work_cells,
+)
 from pipeline.show.explore_page import page_points, write_page
 from pipeline.show.figures.board import check_file
 from pipeline.show.figures.python_plots import draw_steps
@@ -46,15 +55,13 @@ LEFT_OUT_FIRST = (
 )  # fmt: skip
 """Columns that a table leaves out, in this order, where the terminal is too narrow."""
 
-MEMORY_MARKS = {"fits": "", "tight": " !", "does not fit": " ✗"}
+ON_ONE_HOST = "on one host"
+"""Column of the step time on one host."""
 
-DEFAULT = "default"
-"""Options of a row without any."""
+MEMORY_MARKS = {"fits": "", "tight": " !", "does not fit": " ✗"}
 
 WORDS = ("GPU", "model", "options", "host", "bound", "how sure")
 """Columns of text, which are aligned to the left."""
-
-_Rows = Sequence[Prediction | Answer]
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,8 +73,8 @@ class Comparison:
     unpredicted: Sequence[Answer] = ()
     estimated: frozenset[str] = frozenset()
     """Keys of `largest` whose batch is an estimate; the others are exact."""
-    hosts: str | None = None
-    """A line on hosts that differ, from `host_note`."""
+    one_host: OneHost = field(default_factory=OneHost)
+    """The steps on one host, where their usual ones differ: stars, ties and titles compare these."""
     ties: Mapping[tuple[str, str], Tie] = field(default_factory=dict)
     """By model and what is compared (`THROUGHPUT` or `PER_PRICE`): points of which none is surely the best."""
     usable_bytes: Sequence[int] = ()
@@ -83,7 +90,8 @@ class Comparison:
     def best(self) -> dict[str, Prediction]:
         """By model: the prediction with the most samples per second, of those that fit the GPU's memory; see also `ties`."""
         best: dict[str, Prediction] = {}
-        for p in sorted((p for p in self.predictions if p.fits), key=lambda p: -p.samples_per_s):
+        fitting = (p for p in self.predictions if p.fits)
+        for p in sorted(fitting, key=lambda p: -self.one_host.of(p).samples_per_s):
             best.setdefault(p.model, p)
         return best
 
@@ -104,7 +112,12 @@ class Comparison:
 
     def plot(self) -> Figure:
         """The predicted steps with their intervals, as bars; how they scale where their numbers of GPUs differ."""
-        return draw_steps(self.predictions)
+        return draw_steps(self.predictions, [self.one_host.of(p) for p in self.predictions])
+
+    @property
+    def hosts(self) -> str | None:
+        """A line on hosts that differ."""
+        return self.one_host.note
 
     def write_page(self, path: str | Path) -> None:
         """Write a page to play with: toggles over the points and a slider of the batch size, in one file.
@@ -118,7 +131,7 @@ class Comparison:
         write_page(Path(path), points, self.predictions, notes)
 
     @property
-    def _rows(self) -> _Rows:
+    def _rows(self) -> Rows:
         return [*self.predictions, *self.unpredicted]
 
     @cached_property
@@ -156,9 +169,9 @@ class Comparison:
         notes = ". ".join([heading, *(text.plain.rstrip(".") for text in self.notes(()))])
         return html_table(notes, cells, heads)
 
-    def cells(self, rows: _Rows) -> tuple[str, list[str], list[list[str]]]:
+    def cells(self, rows: Rows) -> tuple[str, list[str], list[list[str]]]:
         """What all rows share, and heads and rows of the whole table, as text."""
-        shared = _shared(rows)
+        shared = shared_options(rows)
         cells = [self._cells(row, shared) for row in rows]
         named = ("GPU", "model", "batch", "host")
         same = [name for name in named if len({row[name] for row in cells} - {""}) <= 1]
@@ -166,7 +179,7 @@ class Comparison:
         names = [name for name in dict.fromkeys(chain(*cells)) if name not in same]
         heads = [self._header(name) for name in names]
         texts = [[row.get(name, "") for name in names] for row in cells]
-        return _heading(cells[0], same, shared), heads, texts
+        return heading_of(cells[0], same, shared), heads, texts
 
     def notes(self, left_out: Sequence[str]) -> Iterator[Text]:
         """The lines below the table."""
@@ -175,8 +188,9 @@ class Comparison:
         money = priced and any(self._is_top(p, PER_PRICE) for p in self.predictions)
         stars += [f"per {self._currency}"] if money else []
         every = self.predictions
+        alike = f", on {self.one_host.name}" if self._moved else ""
         signs = {
-            f"★ {' or '.join(stars)} of the model": stars,
+            f"★ {' or '.join(stars)} of the model{alike}": stars,
             "! less than a tenth of the usable memory is left": any(p.tight for p in every),
             "✗ more than the GPU's memory": not all(p.fits for p in every),
             "≥ at least: some operators have no model": any(p.lower_bound for p in every),
@@ -201,13 +215,13 @@ class Comparison:
             missing = [row for row in self.unpredicted if row.reason == reason]
             yield Text(f"no prediction for {self._points(missing)}: {reason}", style="red")
 
-    def _points(self, named: _Rows) -> str:
+    def _points(self, named: Rows) -> str:
         """Rows as a note names them: the GPU and the batch size, after the model and the options where these differ."""
-        shared, models = _shared(self._rows), {row.model for row in self._rows}
+        shared, models = shared_options(self._rows), {row.model for row in self._rows}
         texts = []
         for row in named:
             model = f"{row.model} on " if len(models) > 1 else ""
-            options = _own(row, shared)
+            options = own_options(row, shared)
             given = "" if options == DEFAULT else f" ({options})"
             texts.append(f"{model}{row.gpu} batch {row.batch_size}{given}")
         return ", ".join(dict.fromkeys(texts))
@@ -216,7 +230,7 @@ class Comparison:
         """A line for each model on what its rows are computed with: the host, or keys of `Prediction.asked`."""
         for model in dict.fromkeys(p.model for p in self.predictions):
             rows = [p for p in self.predictions if p.model == model]
-            named = [(p, _own(p, _shared(rows))) for p in rows]
+            named = [(p, own_options(p, shared_options(rows))) for p in rows]
             if settings := [f"{key} {values}" for key in keys if (values := values_of(named, key))]:
                 yield Text(f"{model}: {', '.join(settings)}", style="dim")
 
@@ -224,6 +238,8 @@ class Comparison:
         """The head of a column with its unit; that of samples per price names the currency."""
         if name == PER_PRICE:
             return f"{self._prefix[0]} samples/{self._currency}".strip()
+        if name == ON_ONE_HOST:
+            return f"ms on {self.one_host.name}"
         return HEADS.get(name, name.replace("cost", self._currency or "cost"))
 
     @cached_property
@@ -234,7 +250,12 @@ class Comparison:
     def _cells(self, row: Prediction | Answer, shared: Sequence[str]) -> dict[str, str]:
         several = any(p.devices > 1 for p in self.predictions)
         batch = f"{row.batch_size} each" if several else str(row.batch_size)
-        named = {"GPU": row.gpu, "model": row.model, "options": _own(row, shared), "batch": batch}
+        named = {
+            "GPU": row.gpu,
+            "model": row.model,
+            "options": own_options(row, shared),
+            "batch": batch,
+        }
         alone = isinstance(row, Prediction) and row.devices == 1
         if several and alone and "devices=1" not in shared:
             named["options"] = f"devices=1 {named['options']}".removesuffix(f" {DEFAULT}")
@@ -245,6 +266,7 @@ class Comparison:
             "host": p.host,
             "step": p.step_ms,
             "p10-p90 ms": interval(p.p10_us, p.p90_us),
+            **({ON_ONE_HOST: self.one_host.of(p).step_ms} if self._moved else {}),
             "busy": f"{p.active_us / p.predicted_us:.0%}",
             "bound": p.bound,
             THROUGHPUT: f"{rate(p.samples_per_s)}{self._sign(p, THROUGHPUT)}",
@@ -275,22 +297,28 @@ class Comparison:
             return f"{'≈ ' if key in self.estimated else ''}{most:,}"
         return "" if p.gpu == LOCAL_GPU or key not in self.largest else "none"
 
+    @cached_property
+    def _moved(self) -> bool:
+        """Whether a step takes another time on the one host, so that it has a column of its own."""
+        return any(self.one_host.of(p).step_ms != p.step_ms for p in self.predictions)
+
     def _sign(self, p: Prediction, what: str) -> str:
         """The mark of a value: a star for the best, or that of a tie."""
         tie = self.ties.get((p.model, what))
-        if tie is not None and p in tie.predictions:
+        if tie is not None and self.one_host.of(p) in tie.predictions:
             return " ≈"
         return " ★" if self._is_top(p, what) else ""
 
     def _is_top(self, p: Prediction, what: str = THROUGHPUT) -> bool:
-        value = p.samples_per_s if what == THROUGHPUT else p.samples_per_price
+        one = self.one_host.of(p)
+        value = one.samples_per_s if what == THROUGHPUT else one.samples_per_price
         return p.fits and value == self._tops.get((p.model, what), -1.0)
 
     @cached_property
     def _tops(self) -> dict[tuple[str, str], float]:
         """The largest value of each model, by what is compared, where it is surely the best of several that fit."""
         values: dict[tuple[str, str], list[float]] = {}
-        for p in self.predictions if len(self.predictions) > 1 else ():
+        for p in map(self.one_host.of, self.predictions) if len(self.predictions) > 1 else ():
             for what, value in ((THROUGHPUT, p.samples_per_s), (PER_PRICE, p.samples_per_price)):
                 if p.fits and value is not None and (p.model, what) not in self.ties:
                     values.setdefault((p.model, what), []).append(value)
@@ -304,36 +332,6 @@ class Comparison:
 def design(p: Prediction) -> str:
     """GPU, model and variant, as keys of the largest batches."""
     return f"{p.gpu}/{p.model}/{p.variant}"
-
-
-def _options(row: Prediction | Answer) -> list[str]:
-    """The options of a row as a user types them, without the section of the model."""
-    stated = row.stated if isinstance(row, Prediction) else row.question.stated
-    if given := sorted([*row.overrides, *stated]) if stated else row.overrides:
-        return [text.removeprefix("+").removeprefix("model.") for text in given]
-    return [row.named] if isinstance(row, Prediction) and row.named else []
-
-
-def _shared(rows: _Rows) -> list[str]:
-    """The options that all rows have."""
-    options = [_options(row) for row in rows]
-    return [text for text in chain(*options[:1]) if all(text in given for given in options)]
-
-
-def _own(row: Prediction | Answer, shared: Sequence[str]) -> str:
-    """The options of a row that are not shared, as one text."""
-    return " ".join(text for text in _options(row) if text not in shared) or DEFAULT
-
-
-def _heading(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[str]) -> str:
-    """What all rows of a table share, such as `dlrm_default on V100, batch 2048 (embedding=sparse)`."""
-    model = [cells["model"]] if "model" in same else []
-    gpu = [f"on {cells['GPU']}"] if "GPU" in same else []
-    gpu += [f"with host {cells['host']}"] if "host" in same and cells["host"] else []
-    named = [" ".join([*model, *gpu])] if model or gpu else []
-    named += [f"batch {cells['batch']}"] if "batch" in same else []
-    options = [f"({' '.join(shared)})"] if shared else []
-    return " ".join([*([", ".join(named)] if named else []), *options])
 
 
 def compare(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Comparison:
@@ -383,10 +381,10 @@ def side_by_side(
         SteptimeError: the price list is damaged.
     """
     one_currency(p.price for p in predictions)
-    hosts = host_note(asked, predictions, answering)
-    ties = grid_ties(asked, predictions)
+    one_host = on_one_host(asked, predictions, answering)
+    ties = grid_ties(asked, [one_host.of(p) for p in predictions])
     usable = [question.gpu.usable_memory_bytes for question in asked]
-    return Comparison(predictions, hosts=hosts, ties=ties, usable_bytes=usable)
+    return Comparison(predictions, one_host=one_host, ties=ties, usable_bytes=usable)
 
 
 def show(predictions: Sequence[Prediction], paths: Mapping[str, str] | None = None) -> None:

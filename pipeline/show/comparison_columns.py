@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import chain
 
+from pipeline.answers.engine import Answer
 from pipeline.prediction import Prediction
 from pipeline.readable import amount, compact, in_ms
 from pipeline.work import WORK_KEYS
+
+DEFAULT = "default"
+"""Options of a row without any."""
+
+Rows = Sequence[Prediction | Answer]
 
 
 class Order(StrEnum):
@@ -56,3 +63,33 @@ def energy_cells(p: Prediction, others: Sequence[Prediction]) -> dict[str, str]:
         return {}
     joules = p.devices * p.power.joules
     return {"W": f"{p.power.mean_w(p.predicted_us):.0f}", "J/step": f"{joules:.3g}"}
+
+
+def options_of(row: Prediction | Answer) -> list[str]:
+    """The options of a row as a user types them, without the section of the model."""
+    stated = row.stated if isinstance(row, Prediction) else row.question.stated
+    if given := sorted([*row.overrides, *stated]) if stated else row.overrides:
+        return [text.removeprefix("+").removeprefix("model.") for text in given]
+    return [row.named] if isinstance(row, Prediction) and row.named else []
+
+
+def shared_options(rows: Rows) -> list[str]:
+    """The options that all rows have."""
+    options = [options_of(row) for row in rows]
+    return [text for text in chain(*options[:1]) if all(text in given for given in options)]
+
+
+def own_options(row: Prediction | Answer, shared: Sequence[str]) -> str:
+    """The options of a row that are not shared, as one text."""
+    return " ".join(text for text in options_of(row) if text not in shared) or DEFAULT
+
+
+def heading_of(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[str]) -> str:
+    """What all rows of a table share, such as `dlrm_default on V100, batch 2048 (embedding=sparse)`."""
+    model = [cells["model"]] if "model" in same else []
+    gpu = [f"on {cells['GPU']}"] if "GPU" in same else []
+    gpu += [f"with host {cells['host']}"] if "host" in same and cells["host"] else []
+    named = [" ".join([*model, *gpu])] if model or gpu else []
+    named += [f"batch {cells['batch']}"] if "batch" in same else []
+    options = [f"({' '.join(shared)})"] if shared else []
+    return " ".join([*([", ".join(named)] if named else []), *options])

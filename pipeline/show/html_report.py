@@ -90,7 +90,7 @@ def write_report(
     played = explore_part(page_points(predictions, comparison.usable_bytes))
     text = environment.get_template(PAGE).render(
         title=grid_title(predictions),
-        said=answers(step_table(predictions), predictions),
+        said=answers(step_table(map(comparison.one_host.of, predictions)), predictions),
         hosts=comparison.hosts,
         policy=page_policy([played, *timelines.values()]),
         style=STYLE.read_text(encoding="utf-8"),

@@ -9,7 +9,8 @@ import pandas as pd
 
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.prediction import Prediction
-from pipeline.readable import counted, distinct, listed, milliseconds, rate, shares, span
+from pipeline.prediction_rows import SURENESS
+from pipeline.readable import counted, distinct, listed, milliseconds, rate, span
 
 ALMOST_EQUAL = 1.1
 """Ratio of two step times below which it is stated in percent."""
@@ -98,13 +99,13 @@ def _memory_sentences(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def _evidence(predictions: Sequence[Prediction]) -> str:
-    """On what the device time of each GPU rests most."""
-    firsts = []
-    for gpu in dict.fromkeys(p.gpu for p in predictions):
-        evidence = next(p.evidence for p in predictions if p.gpu == gpu)
-        top = max(evidence, key=lambda kind: evidence[kind], default="")
-        firsts += [f"{gpu} {shares({top: evidence[top]})}"] if top else []
-    return f"Device time rests on: {', '.join(firsts)}" if firsts else ""
+    """The prediction that is least sure, and how sure it is."""
+    order = ("measured", *(word for word, _ in SURENESS), "guess")
+    p = max(predictions, key=lambda p: (order.index(p.sureness), p.p90_us / p.p10_us))
+    which = (
+        f"The weakest, {p.gpu} at batch {p.batch_size:,}, is" if len(predictions) > 1 else "It is"
+    )
+    return f"{which} {p.sureness} (glossary: how sure)"
 
 
 def step_sentence(rows: pd.DataFrame) -> str:

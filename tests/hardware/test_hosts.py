@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from pipeline import compare, predict
 from pipeline.answers.step_errors import host_sigma
+from pipeline.answers.ties import THROUGHPUT
 from pipeline.cli import app
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.hardware.find_gpu import list_gpus
@@ -90,6 +92,14 @@ def test_a_comparison_says_what_the_host_changes() -> None:
         line is not None
         and f"with typical-2017: A100-PCIE-40GB {a100.predicted_us / 1e3:.2f} ms instead of" in line
     )
+    both = compare("A100,V100", **DDP)
+    one = [both.one_host.of(p) for p in both.predictions]
+    assert {p.host for p in one} == {"typical-2020"} and "ms on typical-2020" in str(both)
+    # the A100's gain is that of its host: on one host the two tie, and draws of the host are pairs
+    assert list(both.ties) == [("dlrm_ddp", THROUGHPUT)] and "★" not in str(both)
+    assert one[0].draws_us is not None and one[1].draws_us is not None
+    assert np.corrcoef(one[0].draws_us, one[1].draws_us)[0, 1] > 0.99
+    assert "tie" in both.plot().axes[0].get_title(loc="left")
     assert compare("V100,P100", **DDP).hosts is None
     assert "no step" in (compare("V100,A100", model="resnet50", batch_size=64).hosts or "")
     assert compare("V100,A100", host="typical-2017,typical-2020", **DDP).hosts is None, (

@@ -108,8 +108,7 @@ def test_the_head_of_the_page_says_what_it_is_about(report: Path) -> None:
     )
     assert "dlrm_default: batch 2,048 does not fit the P100" in said
     assert said[-1].startswith(
-        "How sure: p10 to p90 is at most −10 % to +20 % of a step. Device time rests on: V100"
-        " pack 90%"
+        "How sure: p10 to p90 is at most −10 % to +20 % of a step. The weakest,"
     )
 
 
@@ -189,7 +188,7 @@ def test_the_answers_of_one_point_are_its_own(artifacts: Artifacts) -> None:
         " samples/s"
     )
     assert said[1] == "The GPU limits the step: the GPU idles 56 % of it"
-    assert said[2] == "It needs 2.0 GiB: fits. Device time rests on: V100 pack 90%"
+    assert said[2] == "It needs 2.0 GiB: fits. It is good (glossary: how sure)"
 
 
 def test_a_timeline_has_the_name_of_its_point() -> None:

@@ -118,7 +118,7 @@ def test_a_second_run_does_nothing_and_the_report_leaves_accuracy_out(
     assert done.returncode == 0, done.stderr[-3000:]
     (page,) = (tmp_path / "results" / "reports").glob("*.html")
     text = page.read_text(encoding="utf-8")
-    assert "Device time rests on: V100" in text
+    assert "It is " in text and "(glossary: how sure)" in text
     assert 'id="explore-data"' in text
     assert "What is missing" not in text and "<h2>Accuracy</h2>" not in text, (
         "errors need a checkout"

@@ -102,14 +102,21 @@ def _beside(p: Prediction, name: str, ms: float) -> str:
     )
 
 
-def draw_steps(predictions: Sequence[Prediction]) -> Figure:
-    """Several predicted steps as bars with their intervals; how they scale, or their energy, where GPUs or power limits differ."""
+def draw_steps(predictions: Sequence[Prediction], alike: Sequence[Prediction] = ()) -> Figure:
+    """Several predicted steps as bars with their intervals; how they scale, or their energy, where GPUs or power limits differ.
+
+    Args:
+        predictions: what is drawn.
+        alike: the same steps on one host, which titles compare; those that are drawn, if they are not given.
+    """
     scales = len({p.devices for p in predictions}) > 1
     energies = energy_table(predictions)
     if len(energies) > 1:
         return shown_by_notebooks(draw_energy(energies))
     return shown_by_notebooks(
-        draw_scaling(scaling_table(predictions)) if scales else step_times(steps(predictions))
+        draw_scaling(scaling_table(predictions))
+        if scales
+        else step_times(steps(predictions), alike=steps(alike or predictions))
     )
 
 

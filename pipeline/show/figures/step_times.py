@@ -78,7 +78,7 @@ def steps(points: Iterable[Prediction]) -> pd.DataFrame:
 
 COLUMNS = (
     "predicted_us", "active_us", "idle_us", "host_us", "p10_us", "p90_us", "samples_per_s", "fits",
-    "bound", "unmodelled_share",
+    "bound", "unmodelled_share", "host",
 )  # fmt: skip
 """Columns of `steps` that are attributes of a prediction."""
 
@@ -89,16 +89,22 @@ def percentages(kinds: Mapping[Any, float]) -> str:
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in ordered if share >= 0.005)
 
 
-def step_times(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
+def step_times(steps: pd.DataFrame, page: Page = WIDE, alike: pd.DataFrame | None = None) -> Figure:
     """Predicted steps with p10 to p90: a panel per model, a bar per GPU and batch size, whose hatched tail is idle time.
 
     Args:
         steps: from `steps`.
+        page: what the figure is for.
+        alike: the same steps on one host, which titles compare. Without them, titles say that hosts differ.
     """
 
     def draw(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
         step_bars(board, axes, rows)
-        return step_sentence(rows)
+        if alike is None:
+            apart = rows.groupby("gpu")["host"].first().nunique() > 1
+            return step_sentence(rows) + ", each on its usual host" * bool(apart)
+        model = rows["model_variant"].iloc[0]
+        return step_sentence(alike[alike["model_variant"] == model])
 
     board = panel_per_model(steps, page, draw)
     board.legend(*step_legend(bool(steps["measured_us"].notna().any())))
