@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pipeline.arrays import Array
+from pipeline.arrays import Array, Flags
 from pipeline.families.dims import Dims, Work
 from pipeline.families.family import IO, Calls, Family, Law, by_element_us
 from pipeline.families.row_wise import strided_us
 
 CONCAT_PER_CLOCK = (1.06, 0.82)
 """Elements per SM and clock of concatenation of 2-byte types, which moves them one by one, and of strided ones (H100 traces)."""
+
+WIDE_PART = 64.0
+"""Elements of a row from which the parts of a concatenation move as fast as their bytes: development half of our H100's samples."""
 
 PAGEABLE_GB_PER_S = 11.1
 """Largest rate of a pageable copy, whatever the link: the CPU copies it to a pinned buffer first. From batches of images
@@ -60,6 +63,17 @@ def concat_us(c: Calls) -> Array:
     return by_element_us(c, rate, strided_us=0.0)
 
 
+def concat_limit(
+    c: Calls, kernel_us: Array, _inside: Flags, _transferred: bool
+) -> tuple[Array, Array | float]:
+    """Factor on a model's times so that wide parts take no longer than their bytes.
+
+    A model knows no widths, and its large samples of several tensors have narrow rows, which are up to five times as slow.
+    """
+    wide = c.d("H") >= WIDE_PART * c.d("tensors", 2.0)
+    return np.where(wide, np.fmin(1.0, concat_us(c) / kernel_us), 1.0), 1.0
+
+
 def link_us(c: Calls) -> Array:
     """Time of copies between host and device: each byte crosses the link once."""
     crossing = np.maximum(c.work.read, c.work.written)
@@ -101,7 +115,7 @@ def bus_factor(d: Dims) -> tuple[Array, Array]:
 FAMILIES = (
     Family(
         "concat", ("bytes",), Law.MOVEMENT, moved_bytes, ("cat", "stack"), ("tensors", *IO),
-        start=(3.5, 1.7), time=concat_us, colour="#6D7B87",
+        start=(3.5, 1.7), time=concat_us, limit=concat_limit, colour="#6D7B87",
     ),
     Family(
         "copy", ("bytes",), Law.MOVEMENT, moved_bytes, ("copy", "transpose", "cast"), IO,

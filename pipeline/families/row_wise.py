@@ -40,8 +40,9 @@ DROPOUT_PER_CLOCK = 1.8
 """Random numbers per SM and clock (measured on an H100)."""
 
 NARROW_SOFTMAX_PER_CLOCK, WIDE_SOFTMAX_PER_CLOCK, SOFTMAX_ROW_CLOCKS = 2.0, 2.0, 5_000.0
-"""Elements per SM and clock of rows of softmax in half precision that lie in a warp, and of wide ones that are not aligned,
-with the least cycles of such a row (3,137 columns in an H100 trace)."""
+"""Elements per SM and clock of rows of softmax in half precision that lie in a warp (the development half of our H100's samples
+reaches 2.03, in L2 as in DRAM), and of wide ones that are not aligned, with the least cycles of such a row (3,137 columns in an
+H100 trace)."""
 
 RECENT_SOFTMAX_ROW_CLOCKS = 2_300.0
 """The least cycles of such a row in PyTorch 2.11 (2,603 columns take 2,700, measured on an H100)."""
@@ -154,18 +155,26 @@ def unaligned_rows_us(d: Dims, chip: Chip, row_clocks: float = SOFTMAX_ROW_CLOCK
     return np.where(unaligned & d.dtype_in(HALF_DTYPES), us, 0.0)
 
 
+def narrow_rows_us(d: Dims, chip: Chip) -> Array:
+    """Time of softmax forward in half precision over rows that lie in a warp, us: element by element; 0 for wider rows."""
+    us = np.nan_to_num(d("B", 1.0) * d("H")) / NARROW_SOFTMAX_PER_CLOCK / chip.clocks_per_us()
+    return np.where(d("H") <= MAX_WARP_ROW, us, 0.0)
+
+
 def softmax_limit(
     c: Calls, kernel_us: Array, _inside: Flags, _transferred: bool
 ) -> tuple[Array, Array | float]:
-    """Factor on a model's times, and on the ends of its interval, for unaligned rows.
+    """Factor on a model's times, and on the ends of its interval, for rows in a warp and for unaligned ones.
 
-    PyTorch 2.11 and older ones differ that much: the middle, and both in the interval. A model of samples of the former may be too
-    short where it has none; no row takes less than the least that was measured.
+    No row takes less than the least that was measured, where a model has no samples, and whatever the memory of another card.
+    PyTorch 2.11 and older ones differ much on unaligned rows: the middle, and both in the interval.
     """
     if c.chip.is_cpu:
         return np.ones(c.d.rows), 1.0
+    narrow = c.d.dtype_in(HALF_DTYPES) & ~c.d.backward() & (c.d.op == "softmax")
+    measured = np.maximum(kernel_us, np.where(narrow, narrow_rows_us(c.d, c.chip), 0.0))
     former = unaligned_rows_us(c.d, c.chip)
-    recent = np.maximum(unaligned_rows_us(c.d, c.chip, RECENT_SOFTMAX_ROW_CLOCKS), kernel_us)
+    recent = np.maximum(unaligned_rows_us(c.d, c.chip, RECENT_SOFTMAX_ROW_CLOCKS), measured)
     half_way = np.sqrt(np.maximum(former / recent, 1.0))
     return half_way * recent / kernel_us, half_way
 

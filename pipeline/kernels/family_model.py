@@ -219,6 +219,7 @@ class FittedModel(KernelModel):
 
     def _predict(self, calls: pd.DataFrame, table_rows: int) -> Estimate:
         """As `predict`, for a block of a table."""
+        calls = self.scope.as_sampled(calls)
         clamped, octaves = self.scope.clamp(calls, self.gpu.l2_bytes)
         outside = octaves > 0
         ops = Dims(clamped).op

@@ -127,7 +127,7 @@ class Scope:
 
         A 3D convolution has none of their windows, although its dims are those of an image (`volume` in `attributes`).
         """
-        d = Dims(calls)
+        d = Dims(self.as_sampled(calls))
         covered = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
         covered &= is_one_of(d.dtype, self.dtypes)
         if not family(self.name).any_phase:
@@ -145,6 +145,13 @@ class Scope:
                 [tuple(row) in sampled_windows for row in windows(calls).tolist()], dtype=bool
             )
         return np.asarray(covered, dtype=bool)
+
+    def as_sampled(self, calls: pd.DataFrame) -> pd.DataFrame:
+        """Calls, those in fp16 as in bf16 where the latter alone was sampled: the same kernels move as many bytes."""
+        if "bf16" not in self.dtypes or "fp16" in self.dtypes:
+            return calls
+        dtype = Dims(calls).dtype
+        return calls.assign(dtype=np.where(dtype == "fp16", "bf16", dtype))
 
     def clamp(self, calls: pd.DataFrame, cache_bytes: float = 0.0) -> tuple[pd.DataFrame, Array]:
         """Calls with every dim moved into its range, and the largest distance from a range, octaves, (rows,).

@@ -12,8 +12,7 @@ from pipeline.arrays import Array, Flags
 from pipeline.families import FAMILIES
 from pipeline.families.convolutions import sampled_kind
 from pipeline.families.dims import Dims, is_one_of
-from pipeline.families.family import MAX_WARP_ROW
-from pipeline.families.row_wise import NARROW_SOFTMAX_PER_CLOCK, unaligned_rows_us
+from pipeline.families.row_wise import narrow_rows_us, unaligned_rows_us
 from pipeline.families.tensor_cores import HALF_DTYPES
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
@@ -153,14 +152,11 @@ def half_rows_us(kernel_us: Array, family: str, d: Dims, gpu: GpuSpec) -> Array:
 
     Rows of softmax that lie in a warp, or are wide and not aligned, move one element at a time.
     """
-    figures, width = Physics.of(gpu), d("H")
+    figures = Physics.of(gpu)
     if family == "layer_norm":
         start = figures.start_us(family) * VECTORISED_NORM_SHARE
         return np.maximum(HALF_NORM_SHARE * kernel_us, start)
-    narrow_us = (
-        np.nan_to_num(d("B", 1.0) * width) / NARROW_SOFTMAX_PER_CLOCK / figures.clocks_per_us()
-    )
-    elements_us = np.where(width <= MAX_WARP_ROW, narrow_us, unaligned_rows_us(d, figures))
+    elements_us = np.maximum(narrow_rows_us(d, figures), unaligned_rows_us(d, figures))
     return np.maximum(kernel_us, figures.start_us(family) + elements_us)
 
 

@@ -9,11 +9,13 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.families.tensor_products import by_element_us
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics
+from pipeline.model_files import pack_models
 
 STRIDED = '{"strided":true}'
 
@@ -164,3 +166,52 @@ def test_strided_parts_of_a_concatenation_move_slower_and_start_as_early():
         for said in (None, STRIDED)
     )
     assert strided == pytest.approx(1.06 / 0.82 * plain, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("call", "measured_us"),
+    [
+        ({"family": "elementwise", "op": "mulu", "B": 4096, "H": 1024}, None),
+        ({"family": "softmax", "B": 49104, "H": 954}, 89.4),
+        ({"family": "softmax", "B": 65536, "H": 315, "phase": "backward"}, None),
+        ({"family": "layer_norm", "op": "ln", "B": 16384, "H": 1024, "phase": "backward"}, 120.2),
+    ],
+)
+def test_fp16_takes_the_times_of_bf16_where_a_pack_has_samples_of_that_alone(call, measured_us):
+    half, brain = (
+        load_predictor(load_gpu("H100"), [pack_models("H100")])
+        .predict(pd.DataFrame([{"phase": "forward", "op": call["family"], "dtype": dtype} | call]))
+        .iloc[0]
+        for dtype in ("fp16", "bf16")
+    )
+    assert half["kernel_us"] == pytest.approx(brain["kernel_us"])
+    assert measured_us is None or half["kernel_us"] == pytest.approx(measured_us, rel=0.05)
+
+
+@pytest.mark.parametrize(("gpu", "rows"), [("H100", 1_474_560), ("H200", 2_727_936)])
+def test_rows_of_softmax_in_a_warp_are_limited_by_their_elements_whatever_the_memory(gpu, rows):
+    spec = load_gpu(gpu)
+    call = {"family": "softmax", "op": "softmax", "phase": "forward", "B": rows, "H": 384}
+    found = kernel_predictor(spec, "auto").predict(pd.DataFrame([call | {"dtype": "fp16"}]))
+    clocks = found["kernel_us"].iloc[0] * spec.sms * spec.clock_mhz
+    assert rows * 384 / clocks == pytest.approx(2.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("rows", "measured_us"), [(16384, 176.2), (8430, 92.2), (4096, 42.0)]
+)  # our H100: gradients of GPT-2's query, key and value
+def test_wide_parts_of_a_concatenation_move_as_fast_as_their_bytes(rows, measured_us):
+    size = 4 * rows * 3840
+    call = {"family": "concat", "op": "cat", "phase": "backward", "dtype": "fp32", "tensors": 3}
+    call |= {"bytes": size, "inputs": size, "outputs": size, "B": rows, "H": 3840}
+    found = kernel_predictor(load_gpu("H100"), "auto").predict(pd.DataFrame([call]))
+    assert found["kernel_us"].iloc[0] == pytest.approx(measured_us, rel=0.1)
+
+
+def test_a_pack_without_a_dtype_leaves_it_to_the_rules_since_ada():
+    call = moved("elementwise", "mulu", 1 << 22, None) | {"family": "elementwise", "dtype": "bf16"}
+    with_pack, rules = (
+        load_predictor(load_gpu("H100"), folders).predict(pd.DataFrame([call]))["kernel_us"].iloc[0]
+        for folders in ([pack_models("H100")], [])
+    )
+    assert with_pack == pytest.approx(rules, rel=0.01)
