@@ -35,7 +35,8 @@ def in_python(text: str) -> str:
         if value is None:
             return key
         dots = value[len(value.rstrip(".")) :]
-        plain = value.rstrip(".")
+        if not (plain := value.rstrip(".")):
+            return f"{key}={value}"
         word = {"true": "True", "false": "False", "null": "None"}.get(plain, f'"{plain}"')
         return f"{key}={plain if plain[:1].isdigit() else word}{dots}"
 

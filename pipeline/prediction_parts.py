@@ -177,13 +177,18 @@ class Power:
         """Mean power of one GPU over a step, W."""
         return self.joules / step_us * 1e6
 
+    def interval_w(self, step_us: float) -> tuple[float, float]:
+        """Mean power of one GPU over a step, p10 and p90, W."""
+        low, high = (exp(sign * Z90 * self.log_sd) for sign in (-1, 1))
+        return low * self.mean_w(step_us), high * self.mean_w(step_us)
+
     def electricity_per_hour(self, step_us: float) -> float:
         """Price of the electricity of one GPU and of its share of the machine for an hour of steps."""
         return self.electricity * (self.mean_w(step_us) + self.rest_w) / 1e3
 
     def rows(self, step_us: float, samples: float, devices: int, nodes: int) -> dict[str, str]:
         """Rows of a prediction's table: watts and clock, and the energy of a step of `samples` on all GPUs."""
-        low, high = (self.mean_w(step_us) * exp(sign * Z90 * self.log_sd) for sign in (-1, 1))
+        low, high = self.interval_w(step_us)
         each = " per GPU" * (devices > 1)
         of = f"{self.clock_mhz:,.0f} MHz, limit {self.limit_w:g} W; {self.binds} binds"
         facts = power_facts(self, step_us, samples, devices, nodes)
@@ -200,7 +205,8 @@ class Power:
 
 POWER_KEYS = (
     "mean_w", "joules_per_step", "samples_per_kwh", "clock_mhz", "power_limit_w", "clock_bound",
-    "power_evidence", "rest_w", "electricity", "node_w", "electricity_per_million",
+    "power_evidence", "rest_w", "electricity", "node_w", "electricity_per_million", "mean_w_p10",
+    "mean_w_p90",
 )  # fmt: skip
 
 
@@ -216,7 +222,8 @@ def power_facts(
     node_w = devices / nodes * (values[0] + power.rest_w)
     paid = devices * power.electricity_per_hour(step_us) * step_us / 3600 / samples
     price = (power.electricity, node_w, paid) if power.electricity else (None, node_w, None)
-    return dict(zip(POWER_KEYS, (*values, *state, power.rest_w, *price), strict=True))
+    low_high = power.interval_w(step_us)
+    return dict(zip(POWER_KEYS, (*values, *state, power.rest_w, *price, *low_high), strict=True))
 
 
 def facts_of(arithmetic: Arithmetic | None, step_us: float) -> dict[str, Any]:

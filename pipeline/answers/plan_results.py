@@ -262,10 +262,7 @@ class Plan:
                 f"{p.gpu} batch_size={p.batch_size} {p.named}".rstrip()
                 for p in self.tie.predictions[1:]
             ]
-            return (
-                f"a tie in {', '.join([point, *others])}; another wins in {self.tie.share:.0%} of"
-                f" the draws, {self.tie.why} {found}"
-            )
+            return f"a tie in {', '.join([point, *others])}; {self.tie.reason} {found}"
         wins = "" if best.wins is None else f", best in {best.wins:.0%} of the draws"
         if best.meets is not None:
             wins += f", within the limits in {best.meets:.0%}"

@@ -35,16 +35,22 @@ class Tie:
 
     predictions: tuple[Prediction, ...]
     """The best first."""
-    share: float
-    """Largest share of draws in which another point beats the best."""
+    share: float | None
+    """Largest share of draws in which another point beats the best; None where draws cannot say."""
     why: str
     """What decides between them, in a few words."""
+
+    @property
+    def reason(self) -> str:
+        """How often another point wins, if draws say it, and what decides."""
+        wins = "" if self.share is None else f"another wins in {self.share:.0%} of draws; "
+        return wins + self.why
 
     def __str__(self) -> str:
         points = ", ".join(
             f"{p.gpu} {p.named} b{p.batch_size}".replace("  ", " ") for p in self.predictions
         )
-        return f"{points} (another wins in {self.share:.0%} of draws); {self.why}"
+        return f"{points}; {self.reason}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -126,7 +132,7 @@ def unchecked_limits(predictions: Sequence[Prediction]) -> Tie | None:
     if best.power is None or best.power.evidence != "assumed" or not tied:
         return None
     why = f"nothing checks the power of {best.gpu}: its limit of least energy is withheld"
-    return Tie((best, *tied), UNKNOWN_SHARE, why)
+    return Tie((best, *tied), None, why)
 
 
 def _but_for_limit(p: Prediction) -> tuple[object, ...]:

@@ -221,7 +221,7 @@ def test_the_figure_shows_the_front(predictions, tmp_path, monkeypatch):
 
 def test_a_cost_needs_a_price_with_its_currency(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPTIME_PRICES", "none")
-    with pytest.raises(InputError, match=r"cost_per_epoch: no price of V100; give price\.V100="):
+    with pytest.raises(InputError, match=r"cost_per_epoch: no price of V100; give price__V100="):
         plan("cost_per_epoch", "V100", "dlrm_small", samples=1000)
     (tmp_path / "prices.yaml").write_text(
         "prices:\n- {gpu: V100, per_hour: 1, date: 2026-01-15, source: a bill}\n"
