@@ -43,7 +43,7 @@ def sweeps() -> list[list[str]]:
     models = ",".join(
         name
         for name in choices("model")
-        if name not in ("custom", "timm", "torchvision", "transformers", "gpt", "llama", "hstu")
+        if name not in ("custom", "timm", "torchvision", "transformers", "gpt", "llama")
     )
     return [
         [f"gpu={GPUS}", f"model={models}"],
