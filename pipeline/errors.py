@@ -20,7 +20,7 @@ class SteptimeError(Exception):
 
 _OPTION = re.compile(
     r"(?<![\w/.\-'])(model|gpu|parallel|predict|kernels|overheads|collect|edit|price)\."
-    r"([a-zA-Z_][\w.]*)(?:=([\w.\-]+))?"
+    r"([a-zA-Z_][\w.]*)(?:=([\w.\-:/]+))?"
 )
 """An option with a dot, and its value, as messages name it."""
 
@@ -34,8 +34,8 @@ def in_python(text: str) -> str:
         key = f"{section}__{ended.replace('.', '__')}{name[len(ended) :]}"
         if value is None:
             return key
-        dots = value[len(value.rstrip(".")) :]
-        if not (plain := value.rstrip(".")):
+        dots = value[len(value.rstrip(".:")) :]
+        if not (plain := value.rstrip(".:")):
             return f"{key}={value}"
         word = {"true": "True", "false": "False", "null": "None"}.get(plain, f'"{plain}"')
         return f"{key}={plain if plain[:1].isdigit() else word}{dots}"

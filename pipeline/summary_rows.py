@@ -43,6 +43,8 @@ LEFT_OUT = (
     *WORK_KEYS,
     "node_w",
     "electricity_per_million",
+    "mean_w_p10",
+    "mean_w_p90",
 )
 """Keys of an answer that are no columns."""
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.prices import ELECTRICITY, OVERRIDE, own_prices
 from pipeline.readable import amount, compact, number_of
 
 WORK_KEYS = (
@@ -86,6 +85,12 @@ def own_terms(
         UnknownNameError, InputError: as `own_prices` and `Work.of`.
     """
     keys = {each.name for each in fields(Work)}
+    from pipeline.prices import (  # machines that are measured lack what it needs
+        ELECTRICITY,
+        OVERRIDE,
+        own_prices,
+    )
+
     paid = [text for text in overrides if text.lstrip("+").startswith(OVERRIDE)]
     work = [text for text in overrides if text.partition("=")[0] in keys]
     kwh = [text for text in overrides if text.startswith(ELECTRICITY)]

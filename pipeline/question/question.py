@@ -25,7 +25,6 @@ from pipeline.hardware.find_gpu import (
 )
 from pipeline.hardware.hosts import Host, host_of, load_host, usual_host
 from pipeline.hardware.spec import GpuSpec
-from pipeline.prices import OVERRIDE
 from pipeline.question.checks import (
     check_values,
     checked_batch_size,
@@ -273,7 +272,7 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
     if last and not questions:
         raise last
     if unused := prices.keys() - {question.gpu.name for question in questions.values()}:
-        raise ConfigError(f"{OVERRIDE}{min(unused)}: this GPU is not among those asked for")
+        raise ConfigError(f"price.{min(unused)}: this GPU is not among those asked for")
     left_out = [f"left out: {last}"] if last and completed is None else []
     said = (*renamed, *left_out)
     return [

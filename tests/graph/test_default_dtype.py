@@ -55,7 +55,7 @@ def test_one_graph_serves_gpus_with_and_without_tf32() -> None:
 
 
 def test_a_list_of_rows_has_as_many_tables() -> None:
-    with pytest.raises(ConfigError, match=r"model\.rows lists 3; give model\.tables=3 too"):
+    with pytest.raises(ConfigError, match=r"model__rows lists 3; give model__tables=3 too"):
         predict("V100", "dlrm_default", model__rows=[10, 20, 30], model__tables=2)
 
 
@@ -84,15 +84,15 @@ def make_step(config, batch_size, device):
             "config",
             "[one.step() for one in optimizers]",
             {"model.dtype": "bf16"},
-            "model.dtype.*step.autocast",
+            "model__dtype.*step.autocast",
         ),
         (
             "{}",
             "[one.step() for one in optimizers]",
             {"model.optimizer": "adam"},
-            "model.optimizer.*does not use",
+            "model__optimizer.*does not use",
         ),
-        ("config", "update.step()", {"model.optimizer": "adam"}, "model.optimizer.*does not use"),
+        ("config", "update.step()", {"model.optimizer": "adam"}, "model__optimizer.*does not use"),
     ],
 )
 def test_an_option_that_the_own_step_never_reads_is_warned_of(

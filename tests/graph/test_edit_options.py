@@ -200,7 +200,7 @@ def test_edits_are_part_of_the_paths_of_a_point():
 
 def test_one_prediction_and_a_grid_agree_on_an_edited_step():
     wanted = {"model": "dlrm_small", "batch_size": 64, "predict.draws": 64}
-    with pytest.warns(match="the memory is that of the step without edit.remove=aten::relu"):
+    with pytest.warns(match="the memory is that of the step without edit__remove=.aten::relu"):
         table = predict_grid("V100", **wanted, edit__remove="none,aten::relu,aten::rleu")
         alone = predict("V100", **wanted, edit__remove="aten::relu")
     assert table["predicted_us"][1] == alone.predicted_us < table["predicted_us"][0]

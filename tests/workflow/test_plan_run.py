@@ -110,7 +110,7 @@ def test_a_plan_is_the_same_in_any_order_of_its_space() -> None:
     [
         ({"plan": "fastest"}, "unknown objective 'fastest': choose one of step"),
         ({"budget": "20"}, "budget=...: this constrains a plan: give plan=OBJECTIVE too"),
-        ({"plan": "step", "samples": "many"}, "samples=many: give a number"),
+        ({"plan": "step", "samples": "many"}, "'many' is no number above 0"),
         ({"plan": "step", "samples": "10", "deadline": "soon"}, "'soon' is no time"),
         ({"plan": "step", "deadline": "1h"}, "give its --samples"),
     ],

@@ -131,7 +131,7 @@ def _calls(name: str, picked: float) -> Any:
     "name, mode", [("fasterrcnn_resnet50_fpn", "train"), ("retinanet_resnet50_fpn", "inference")]
 )
 def test_without_a_share_it_is_asked_for(name: str, mode: str) -> None:
-    with pytest.raises(InputError, match=r"give the share that is true, model.picked=0.5"):
+    with pytest.raises(InputError, match=r"give the share that is true, model__picked=0.5"):
         predicted(name, mode, None)
 
 

@@ -101,7 +101,7 @@ def step_times(steps: pd.DataFrame, page: Page = WIDE, alike: pd.DataFrame | Non
     def draw(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
         step_bars(board, axes, rows)
         if alike is None:
-            apart = rows.groupby("gpu")["host"].first().nunique() > 1
+            apart = "host" in rows and rows["host"].nunique() > 1
             return step_sentence(rows) + ", each on its usual host" * bool(apart)
         model = rows["model_variant"].iloc[0]
         return step_sentence(alike[alike["model_variant"] == model])
