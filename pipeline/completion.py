@@ -14,12 +14,12 @@ import typer
 from pipeline.errors import InputError
 from pipeline.hardware.clusters import AUTO
 from pipeline.hardware.hosts import USUAL
-from pipeline.prices import ELECTRICITY, OVERRIDE
 from pipeline.question.checks import SECTION_TYPES
 from pipeline.question.compose import NAMES, choices, default_choices
 from pipeline.question.options import GROUPS, NAMED_BY, OPTIONS, option_of
 from pipeline.question.question import LOCAL_GPU
 from pipeline.show.catalogue import option_rows
+from pipeline.work import ELECTRICITY, OVERRIDE
 from pipeline.workloads.model_names import names_in
 
 BATCH_SIZES = tuple(str(2**power) for power in range(4, 14))

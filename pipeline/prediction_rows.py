@@ -9,9 +9,9 @@ from typing import Any
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.paths import short_path
 from pipeline.prediction_parts import UNMEASURED
-from pipeline.prices import OVERRIDE, price_file
+from pipeline.prices import price_file
 from pipeline.readable import amount, compact, milliseconds, rate, shares
-from pipeline.work import work_rows
+from pipeline.work import OVERRIDE, work_rows
 
 Prediction = Any
 """`pipeline.prediction.Prediction`, whose methods these functions are."""

@@ -19,7 +19,8 @@ import pandas as pd
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
-from pipeline.readable import distinct, number_of
+from pipeline.readable import distinct
+from pipeline.work import OVERRIDE
 from pipeline.yaml_text import read_mapping
 
 Read = TypeVar("Read")
@@ -32,12 +33,6 @@ NAMED = 6
 
 GIVEN = "given"
 """Source of a price that the user gave with an override."""
-
-ELECTRICITY = "electricity="
-"""Beginning of the override with the price of a kWh."""
-
-OVERRIDE = "price."
-"""Beginning of the overrides that give the price of a GPU, such as `price.H200=3.80`."""
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,20 +129,6 @@ def one_currency(prices: Iterable[Price | None]) -> str:
         named = " and ".join(f"{gpu} in {currency}" for currency, gpu in by_currency.items())
         raise InputError(f"{price_file()}: {named}: prices of one comparison need one currency")
     return next(iter(by_currency), "")
-
-
-def own_prices(overrides: Sequence[str]) -> dict[str, float]:
-    """Prices of overrides such as `price.H200=3.80`, by the canonical name of the GPU.
-
-    Raises:
-        UnknownNameError: there is no such GPU.
-        InputError: a price is no number above 0.
-    """
-    given = {}
-    for text in overrides:
-        name, _, value = text.lstrip("+").removeprefix(OVERRIDE).partition("=")
-        given[load_gpu(name).name] = number_of(value)
-    return given
 
 
 def price_list(path: Path) -> dict[str, Price]:

@@ -7,7 +7,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.readable import amount, compact, number_of
+
+ELECTRICITY = "electricity="
+"""Beginning of the override with the price of a kWh."""
+
+OVERRIDE = "price."
+"""Beginning of the overrides that give the price of a GPU, such as `price.H200=3.80`."""
 
 WORK_KEYS = (
     "work_samples", "hours", "hours_p10", "hours_p90", "cost", "cost_p10", "cost_p90",
@@ -76,6 +83,20 @@ def work_rows(facts: dict[str, Any], work: Work | None, currency: str) -> dict[s
     return rows
 
 
+def own_prices(overrides: Sequence[str]) -> dict[str, float]:
+    """Prices of overrides such as `price.H200=3.80`, by the canonical name of the GPU.
+
+    Raises:
+        UnknownNameError: there is no such GPU.
+        InputError: a price is no number above 0.
+    """
+    given = {}
+    for text in overrides:
+        name, _, value = text.lstrip("+").removeprefix(OVERRIDE).partition("=")
+        given[load_gpu(name).name] = number_of(value)
+    return given
+
+
 def own_terms(
     overrides: Sequence[str],
 ) -> tuple[list[str], dict[str, float], dict[str, Any]]:
@@ -85,12 +106,6 @@ def own_terms(
         UnknownNameError, InputError: as `own_prices` and `Work.of`.
     """
     keys = {each.name for each in fields(Work)}
-    from pipeline.prices import (  # machines that are measured lack what it needs
-        ELECTRICITY,
-        OVERRIDE,
-        own_prices,
-    )
-
     paid = [text for text in overrides if text.lstrip("+").startswith(OVERRIDE)]
     work = [text for text in overrides if text.partition("=")[0] in keys]
     kwh = [text for text in overrides if text.startswith(ELECTRICITY)]

@@ -17,7 +17,7 @@ ROOT = project_dir()
 
 ROOMS = (
     "private_names", "arrays", "errors", "palette", "readable", "yaml_text", "paths", "schemas",
-    "user_cache", "plotter", "model_files", "hardware", "prices", "work", "prediction_parts",
+    "user_cache", "plotter", "model_files", "hardware", "work", "prices", "prediction_parts",
     "prediction_rows", "prediction", "summary_rows", "question", "as_on_cuda", "workloads",
     "trace", "families",
     "kernels", "graph", "measured", "datasets", "transfer",
