@@ -81,7 +81,8 @@ class Flow:
             space = plan.without(config)
             space.pop("results", None)
             texts = from_snakemake(space)
-            if unread := [text for text in texts if text not in own_terms(texts)[0]]:
+            read, *_ = own_terms(texts)
+            if unread := [text for text in texts if text not in read]:
                 raise InputError(
                     f"{unread[0]}: a run of the pipeline reads prices.yaml alone (docs/prices.md)"
                 )

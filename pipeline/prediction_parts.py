@@ -160,8 +160,8 @@ class Power:
     binds: str
     """What keeps the clock there: `power`, `boost clock`, `locked clock` or `host`, for which the GPU waits."""
     evidence: str
-    """`fitted` for fp32 on cards to which constants of the power model were fitted, `checked` for cards whose tensor cores have
-    measured watts, `assumed` for others: their limit of least energy is not named."""
+    """`fitted` for fp32 on cards to which constants of the power model were fitted; `checked` for cards whose tensor cores have
+    measured watts. All others are `assumed`, and their limit of least energy is not named."""
 
     rest_w: float = 0.0
     """Of the rest of the machine (CPUs, NICs, fans) for each GPU: a stated share (`pipeline.hardware.power.NODE_SHARE`)."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.kernel_predictor import scaled
 from pipeline.answers.loading import LOADING, waiting_us
 from pipeline.answers.role_step import RolesStep
 from pipeline.answers.scheduled_step import Piece, ScheduledStep
@@ -44,14 +45,16 @@ def limited(
     """
     powers = None
     if question.gpu.run_at:
-        usual, stages = simulate(pieces, False)
-        powers = powers_of(question, pieces, usual.prediction, stages())
-        pieces = _at_clocks(pieces, powers, stages())
-    simulated, stages = simulate(pieces, interval)
+        usual, stages_of = simulate(pieces, False)
+        stages = stages_of()
+        powers = powers_of(question, pieces, usual.prediction, stages)
+        pieces = _at_clocks(pieces, powers, stages)
+    simulated, stages_of = simulate(pieces, interval)
     if question.local or not (energy or powers):
         return pieces, simulated
-    powers = powers or powers_of(question, pieces, simulated.prediction, stages())
-    return pieces, _with_power(question, simulated, powers, stages())
+    stages = stages_of()
+    powers = powers or powers_of(question, pieces, simulated.prediction, stages)
+    return pieces, _with_power(question, simulated, powers, stages)
 
 
 def powers_of(
@@ -77,7 +80,7 @@ def _at_clocks(
         parts = zip(np.split(stage.launches, ends), np.split(power.factor, ends), strict=True)
         for number, (launches, factor) in enumerate(parts):
             if launches.any():
-                times = power.times(pieces[number].predicted, factor)
+                times = scaled(pieces[number].predicted, factor)
                 found[number] = replace(pieces[number], predicted=times)
     return found
 

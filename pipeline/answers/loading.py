@@ -13,10 +13,14 @@ LOADING = "loader"
 """What limits a step that waits for samples."""
 
 
+def loading_us(prediction: Prediction, loader: float) -> float:
+    """Time in which the samples of a step are loaded, µs; arguments as of `within_loading`."""
+    return 1e6 * prediction.global_batch / loader if loader else 0.0
+
+
 def waiting_us(prediction: Prediction, loader: float) -> float:
     """How much longer loading takes than the step, µs; arguments as of `within_loading`."""
-    loading_us = 1e6 * prediction.global_batch / loader if loader else 0.0
-    return max(loading_us - prediction.predicted_us, 0.0)
+    return max(loading_us(prediction, loader) - prediction.predicted_us, 0.0)
 
 
 def within_loading(prediction: Prediction, loader: float) -> Prediction:
@@ -32,17 +36,17 @@ def within_loading(prediction: Prediction, loader: float) -> Prediction:
             return prediction
         note = "data loading is not in the step (loader=5000/s: what the machine loads at most)"
         return replace(prediction, notes=(*prediction.notes, note))
-    loading_us = 1e6 * prediction.global_batch / loader
-    note = f"data loading at {rate(loader)} samples/s takes {milliseconds(loading_us)} a step"
-    if loading_us <= prediction.predicted_us:
+    loaded_us = loading_us(prediction, loader)
+    note = f"data loading at {rate(loader)} samples/s takes {milliseconds(loaded_us)} a step"
+    if loaded_us <= prediction.predicted_us:
         return replace(prediction, notes=(*prediction.notes, f"{note}, less than the step"))
     draws_us = prediction.draws_us
     return replace(
         prediction,
-        predicted_us=loading_us,
-        p10_us=loading_us,
-        p90_us=max(prediction.p90_us, loading_us),
-        draws_us=None if draws_us is None else np.maximum(draws_us, loading_us),
+        predicted_us=loaded_us,
+        p10_us=loaded_us,
+        p90_us=max(prediction.p90_us, loaded_us),
+        draws_us=None if draws_us is None else np.maximum(draws_us, loaded_us),
         bound=LOADING,
         device_bound_from=None,
         notes=(*prediction.notes, f"{note}; without it: {milliseconds(prediction.predicted_us)}"),

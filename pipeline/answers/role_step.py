@@ -140,15 +140,15 @@ class RolesStep:
         program = self.programs[slowest]
         host = host_factors(self.errors.host, program, settings.draws, settings.seed)
         times = self.of_roles(self.errors.times(normals))
-        if any(sds := spreads(self.question.workload, self.question.lookups_of_ranks.shape[2])):
-            times = self._with_spread(times, np.array(sds))
+        lookups_us, *_ = self.question.lookups_of_ranks
+        if any(sds := spreads(self.question.workload, lookups_us.shape[1])):
+            times = self._with_spread(times, lookups_us, np.array(sds))
         return times, host
 
-    def _with_spread(self, times: list[Array], sds: Array) -> list[Array]:
+    def _with_spread(self, times: list[Array], us: Array, sds: Array) -> list[Array]:
         """Drawn times with lookups that differ between batches; all parts of a table have those of a batch."""
         random = np.random.default_rng(self.question.predict.seed)
         drawn = 1.0 + sds[:, None] * random.standard_normal((len(sds), times[0].shape[1]))
-        us = self.question.lookups_of_ranks[0]
         found = []
         for role, piece, own in zip(self.question.roles, self.pieces, times, strict=True):
             factor = us[role] @ np.maximum(drawn, 0.0) / max(us[role].sum(), 1e-9)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.kernel_predictor import TIMES
 from pipeline.arrays import Array
 from pipeline.families import FAMILIES
 from pipeline.families.dims import Dims
@@ -134,10 +133,6 @@ class StepPower:
             SHARED.slowed(self.moving, self.clocked, each) for each in (self.clock, self.usual)
         )
         return at / usual
-
-    def times(self, predicted: pd.DataFrame, factor: Array) -> pd.DataFrame:
-        """Times of distinct calls (`KernelPredictor.predict`) under what was asked for; `factor` is that of these calls."""
-        return predicted.assign(**{name: predicted[name] * factor for name in TIMES})
 
     def answer(self, step_us: float, active_us: float, bound: str) -> Power:
         """Power and energy of a step that takes `step_us`, in which kernels run for `active_us`."""

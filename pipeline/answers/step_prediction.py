@@ -17,9 +17,9 @@ import pandas as pd
 from pipeline.answers.arithmetic import model_flops
 from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.kernel_predictor import (
-    TIMES,
     KernelPredictor,
     distinct_calls,
+    scaled,
     substitute_spread,
 )
 from pipeline.answers.step_errors import ErrorSources, StepErrors, interval
@@ -367,7 +367,7 @@ def on_slowest_card(times: pd.DataFrame, calls: pd.DataFrame, devices: int) -> p
         return times
     slower = 1.0 + CARD_SD * NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25))
     factor = np.where(calls["family"] == "collective", 1.0, slower)
-    return times.assign(**{name: times[name] * factor for name in TIMES})
+    return scaled(times, factor)
 
 
 def calls_of_all(steps: Iterable[StepParts]) -> tuple[pd.DataFrame, dict[int, Ints]]:

@@ -40,9 +40,9 @@ DROPOUT_PER_CLOCK = 1.8
 """Random numbers per SM and clock (measured on an H100)."""
 
 NARROW_SOFTMAX_PER_CLOCK, WIDE_SOFTMAX_PER_CLOCK, SOFTMAX_ROW_CLOCKS = 2.0, 2.0, 5_000.0
-"""Elements per SM and clock of rows of softmax in half precision that lie in a warp (the development half of our H100's samples
-reaches 2.03, in L2 as in DRAM), and of wide ones that are not aligned, with the least cycles of such a row (3,137 columns in an
-H100 trace)."""
+"""Elements per SM and clock of rows of softmax in half precision that lie in a warp, and of wide ones that are not aligned. The
+last figure is the least cycles of a wide row (3,137 columns in an H100 trace). The development half of our H100's samples reaches
+2.03 in a warp, in L2 as in DRAM."""
 
 RECENT_SOFTMAX_ROW_CLOCKS = 2_300.0
 """The least cycles of such a row in PyTorch 2.11 (2,603 columns take 2,700, measured on an H100)."""

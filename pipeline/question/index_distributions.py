@@ -27,8 +27,8 @@ def distributions(config: Mapping[str, Any], tables: int) -> list[str]:
     """The distribution of the indices of each table of a workload.
 
     Args:
-        config: section `model`; `distribution` is a distribution, or the path of a file in YAML or JSON: pairs of a share of the
-            rows and their share of the lookups for all tables, or a list of such pairs for each.
+        config: section `model`; `distribution` is a distribution, or the path of a file in YAML or JSON. The file has pairs of a
+            share of the rows and their share of the lookups for all tables, or a list of such pairs for each.
         tables: number of tables.
 
     Raises:

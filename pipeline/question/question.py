@@ -60,7 +60,7 @@ from pipeline.question.variants import (
     unchanged,
     variant_name,
 )
-from pipeline.work import Work, own_terms
+from pipeline.work import OVERRIDE, Work, own_terms
 
 LOCAL_GPU = LOCAL
 """Name of the device of this machine: its CUDA GPU, or its CPU if it has no CUDA GPU."""
@@ -272,7 +272,7 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
     if last and not questions:
         raise last
     if unused := prices.keys() - {question.gpu.name for question in questions.values()}:
-        raise ConfigError(f"price.{min(unused)}: this GPU is not among those asked for")
+        raise ConfigError(f"{OVERRIDE}{min(unused)}: this GPU is not among those asked for")
     left_out = [f"left out: {last}"] if last and completed is None else []
     said = (*renamed, *left_out)
     return [

@@ -11,9 +11,10 @@ import numpy as np
 
 from pipeline.arrays import Array, Ints
 from pipeline.errors import ConfigError
+from pipeline.question.index_distributions import UNIFORM, ZIPF
 from pipeline.yaml_text import YamlError, load_yaml
 
-FULL, UNIFORM, ZIPF = "full", "uniform", "zipf"
+FULL = "full"
 
 STEPS, MOST_DRAWS = 31, 4_000_000
 """Steps of which the one in the middle is taken, and the lengths that are drawn for them at most."""

@@ -163,22 +163,25 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 
     held = spread.weights if spread else [model.fused] if len(model.fused) else []
     modules = [model, *([spread.replicated] if spread and spread.replicated else [])]
-    pool = [_batch(history, more, rows, spread is None, is_dry(device)) for _ in range(4)]
+    pool = [_batch(history, more, rows, counts, spread is None, is_dry(device)) for _ in range(4)]
     return Step(modules, pool, forward, criterion, device, config, held)
 
 
-def _batch(history: Ints, more: int, rows: list[int], joint: bool, dry: bool) -> Batch:
+def _batch(
+    history: Ints, more: int, rows: list[int], counts: list[int], joint: bool, dry: bool
+) -> Batch:
     """A batch with these lengths and uniform random indices; if nothing is computed, indices take no memory.
 
     Args:
         history: items that each user has seen.
         more: candidates of each.
         rows: of each table.
+        counts: indices in each table.
         joint: whether indices are into the joint weight of all tables.
         dry: whether nothing is computed.
     """
     of_items, samples = torch.as_tensor(history) + more, len(history)
-    tokens, kind = int(of_items.sum()), torch.long if joint else torch.int32
+    tokens, kind = counts[0], torch.long if joint else torch.int32
     ends = torch.cat([torch.zeros(1, dtype=torch.long), (of_items + 1).cumsum(0)])
     place = torch.arange(tokens + samples)
     sample = torch.arange(samples).repeat_interleave(of_items + 1)
@@ -186,7 +189,7 @@ def _batch(history: Ints, more: int, rows: list[int], joint: bool, dry: bool) ->
     order = torch.where(positions > 0, samples + place - sample - 1, sample)
     candidates = (ends[1:, None] - more + torch.arange(more)).flatten()
     lengths = torch.cat([of_items.repeat(len(rows) - 1), torch.ones(samples)]).int()
-    counts, firsts = [tokens] * (len(rows) - 1) + [samples], [0, *accumulate(rows)]
+    firsts = [0, *accumulate(rows)]
     indices = host_empty(sum(counts), dtype=kind)
     if not dry:
         each = zip(rows, counts, firsts, strict=False)

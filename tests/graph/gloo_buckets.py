@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from tests.graph.two_processes import run_as_one_of_two
 
 
 class Tied(nn.Module):
@@ -114,15 +113,8 @@ CASES: dict[str, Case] = {
 """Models with their inputs and the options of `DistributedDataParallel`."""
 
 
-def exchanged(rank: int, port: int, out: str) -> None:
-    """Run a few steps of each case as one of two ranks; the first rank writes the bytes of the last step's buckets."""
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=120),
-    )
+def exchanged(rank: int) -> dict[str, list[int]]:
+    """Run a few steps of each case as one of two ranks: the bytes of the last step's buckets."""
     torch.manual_seed(0)
     found = {}
     for name, (make, batch, options) in CASES.items():
@@ -143,10 +135,8 @@ def exchanged(rank: int, port: int, out: str) -> None:
             model(value).sum().backward()
             model.zero_grad()
         found[name] = sizes
-    if rank == 0:
-        Path(out).write_text(repr(found))
-    dist.destroy_process_group()
+    return found
 
 
 if __name__ == "__main__":
-    exchanged(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    run_as_one_of_two(exchanged)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +11,7 @@ from torch import Tensor
 from pipeline.question.table_plan import Placement, TablePlan
 from pipeline.workloads.dlrm_operators import LEARNING_RATE
 from pipeline.workloads.sequence_tables import SequenceTables
+from tests.graph.two_processes import run_as_one_of_two
 
 ROWS, DIM, BATCH = [50, 20, 30], 8, 3
 LENGTHS = ([[4, 1, 2], [4, 1, 2], [1, 1, 1]], [[1, 1, 3], [1, 1, 3], [1, 1, 1]])
@@ -46,10 +44,7 @@ def held(table: int, columns: int, rank: int) -> slice:
     return slice(rank * columns, (rank + 1) * columns) if columns < DIM else slice(None)
 
 
-def main(rank: int, port: int, out: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=120))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+def main(rank: int) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     usual = dist.all_to_all_single
 
@@ -77,11 +72,8 @@ def main(rank: int, port: int, out: Path) -> None:
             whole = weight_of(table) - LEARNING_RATE * gradient[:, None]
             expected.append(whole[:, held(table, group.columns, rank)])
         torch.testing.assert_close(weight, torch.cat(expected))
-    if rank == 0:
-        out.write_text(repr(seen))
-    dist.barrier()
-    dist.destroy_process_group()
+    return seen
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    run_as_one_of_two(main)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.as_on_cuda.fully_sharded import units
+from tests.graph.two_processes import run_as_one_of_two
 
 NAMES = {
     "all_gather": ("all_gather_single", "all_gather_into_tensor"),
@@ -50,12 +48,9 @@ class Blocks(nn.Module):
         return self.last(x)
 
 
-def main(rank: int, port: int, out: Path) -> None:
+def main(rank: int) -> list[tuple[str, int]]:
     from torch.distributed.fsdp import fully_shard
 
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=120))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     seen: list[tuple[str, int]] = []
 
     def noted(op: str, usual: Any) -> Any:
@@ -78,11 +73,8 @@ def main(rank: int, port: int, out: Path) -> None:
     for _ in range(2):
         seen.clear()
         model(torch.rand(4, 33)).sum().backward()
-    if rank == 0:
-        out.write_text(repr(seen))
-    dist.barrier()
-    dist.destroy_process_group()
+    return seen
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    run_as_one_of_two(main)

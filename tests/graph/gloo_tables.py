@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +15,7 @@ from pipeline.question.table_plan import Placement, TablePlan
 from pipeline.workloads import make_step
 from pipeline.workloads.dlrm import Dlrm
 from pipeline.workloads.training_step import Step
+from tests.graph.two_processes import run_as_one_of_two
 
 ROWS, LOOKUPS, DIM, BATCH = [7, 50, 20, 4], [2, 1, 3, 1], 8, 6
 
@@ -118,10 +116,7 @@ def alone(steps_pool: list[Any], dense: dict[str, Tensor]) -> list[Tensor]:
     return [*model.fused.data.split(ROWS), *(p.grad for p in model.top.parameters())]
 
 
-def main(rank: int, port: int, out: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=120))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+def main(rank: int) -> dict[str, list[tuple[str, int, int]]]:
     seen: list[tuple[str, int, int]] = []
 
     def noted(op: str, usual: Any) -> Any:
@@ -158,11 +153,8 @@ def main(rank: int, port: int, out: Path) -> None:
         gradient = next(step.modules[0].top.parameters()).grad  # type: ignore[union-attr]
         torch.testing.assert_close(gradient, top_gradient, rtol=1e-4, atol=1e-6)
         found[name] = seen[3:]  # the first three: indices of the first step
-    if rank == 0:
-        out.write_text(repr(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    run_as_one_of_two(main)
