@@ -14,6 +14,7 @@ import typer
 from pipeline.errors import InputError
 from pipeline.hardware.clusters import AUTO
 from pipeline.hardware.hosts import USUAL
+from pipeline.paths import config_files
 from pipeline.question.checks import SECTION_TYPES
 from pipeline.question.compose import NAMES, choices, default_choices
 from pipeline.question.options import GROUPS, NAMED_BY, OPTIONS, option_of
@@ -21,6 +22,7 @@ from pipeline.question.question import LOCAL_GPU
 from pipeline.show.catalogue import option_rows
 from pipeline.work import ELECTRICITY, OVERRIDE
 from pipeline.workloads.model_names import names_in
+from pipeline.yaml_text import load_yaml
 
 BATCH_SIZES = tuple(str(2**power) for power in range(4, 14))
 """Batch sizes that are offered: 16 to 8192. Any other whole number is accepted as well."""
@@ -69,13 +71,20 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
         if isinstance(words, (list, tuple))
         for word in words
     ]
-    word, model = os.environ.get(UNFINISHED, incomplete), _model(given)
+    word, model = os.environ.get(UNFINISHED, incomplete), _chosen("model", given)
     if "=" in word:
         key, _, text = word.partition("=")
         before = "" if UNFINISHED in os.environ else f"{key}="
         return [f"{before}{value}" for value in _continued(text, values(key, model))]
     prices = (f"{OVERRIDE}{name}" for name in choices("gpu"))
-    known = prices if word.startswith(OVERRIDE) else [*keys_of(model), ELECTRICITY[:-1]]
+    known = (
+        prices
+        if word.startswith(OVERRIDE)
+        else [
+            *keys_of(model, _chosen("parallel", given)),
+            ELECTRICITY[:-1],
+        ]
+    )
     keys = [key for key in known if key.startswith(word)]
     offered = values(keys[0], model) if len(keys) == 1 else ()
     return [f"{keys[0]}={value}" for value in offered] or [f"{key}=" for key in keys]
@@ -91,11 +100,17 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in choices("model") if name.startswith(incomplete)]
 
 
-def keys_of(model: str) -> list[str]:
-    """Keys of overrides for a workload."""
+def keys_of(model: str, parallel: str) -> list[str]:
+    """Keys of overrides for a workload and a way to use several GPUs."""
     named = [key for library, key in NAMED_BY.items() if library == model]
     options = dict.fromkeys([*named, *(str(row["option"]) for row in option_rows(model))])
-    settings = [key for key in OPTIONS if key.partition(".")[0] in (*SECTION_TYPES, "edit")]
+    of_way = load_yaml(config_files("parallel")[parallel].read_text(encoding="utf-8"))
+    settings = [
+        key
+        for key in OPTIONS
+        for section, _, name in (key.partition("."),)
+        if section in (*SECTION_TYPES, "edit") and (section != "parallel" or name in of_way)
+    ]
     others = (OVERRIDE, "host", "cluster", "devices", "nodes", "experiment", "results")
     return [*GROUPS, *others, *options, *settings]
 
@@ -138,8 +153,8 @@ def _continued(text: str, offered: Iterable[str]) -> list[str]:
     ]
 
 
-def _model(given: Sequence[str]) -> str:
-    """The workload whose options are offered: that of the other overrides, else the default."""
-    named = [word.partition("=")[2] for word in given if word.startswith("model=")]
-    known = [name for name in named if name in choices("model")]
-    return known[-1] if known else str(dict(default_choices())["model"])
+def _chosen(group: str, given: Sequence[str]) -> str:
+    """The file of a group whose options are offered: that of the other overrides, else the default."""
+    named = [word.partition("=")[2] for word in given if word.startswith(f"{group}=")]
+    known = [name for name in named if name in choices(group)]
+    return known[-1] if known else str(dict(default_choices())[group])

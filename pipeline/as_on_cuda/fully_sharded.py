@@ -56,8 +56,8 @@ def sharded_on_meta() -> Iterator[None]:
 
 
 def is_shared(tensor: Any) -> bool:
-    """Whether ranks share a tensor, or the tensors of a class: each holds a part."""
-    return hasattr(tensor, "to_local")
+    """Whether ranks share a tensor, or the tensors of a class: each holds a part, or waits for it."""
+    return hasattr(tensor, "to_local") or hasattr(tensor, "trigger_wait")
 
 
 def own_part(tensor: Any) -> Any:

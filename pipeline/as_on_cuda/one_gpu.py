@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipeline.as_on_cuda.cuda_functions import one_cuda_device
 from pipeline.as_on_cuda.fully_sharded import SHARDING, meshes_on_meta, sharded_on_meta
+from pipeline.as_on_cuda.functional_exchanges import functional_collectives_recorded
 from pipeline.as_on_cuda.host_reads import FOLLOWED, follow_values, with_rows
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.recording_group import is_recording, recording_group
@@ -234,6 +235,7 @@ def _sharding() -> Iterator[None]:
 
         if is_recording():
             stack.enter_context(meshes_on_meta())
+            stack.enter_context(functional_collectives_recorded())
         take()
         stack.enter_context(replaced(builtins, __import__=load))
         yield

@@ -81,7 +81,7 @@ def _in_place(op: str) -> Any:
     """A method of a process group whose tensors are sent and replaced by the result."""
 
     def method(self: RecordingGroup, tensors: Any, opts: Any = None) -> _Started:
-        return self._start(op, tensors, tensors, opts)
+        return self.start(op, tensors, tensors, opts)
 
     return method
 
@@ -90,7 +90,7 @@ def _between(op: str) -> Any:
     """A method of a process group that receives other tensors than it sends; options come last, after sizes."""
 
     def method(self: RecordingGroup, received: Any, sent: Any, *more: Any) -> _Started:
-        return self._start(op, received, sent, more[-1] if more else None)
+        return self.start(op, received, sent, more[-1] if more else None)
 
     return method
 
@@ -104,6 +104,7 @@ class RecordingGroup(dist.ProcessGroup):
         super().__init__(0, ranks)  # type: ignore[call-arg]
         self._ranks, self._axis = ranks, axis
         self.group_name = name
+        GROUPS[name] = self
         self._running: list[int] = []
         # PyTorch 2.6 waits for ever for a work that Python has let go
         self._works: list[_Started] = []
@@ -132,7 +133,8 @@ class RecordingGroup(dist.ProcessGroup):
         self._reported = True
         self.wait_for(self._running)
 
-    def _start(self, op: str, received: object, sent: object, options: Any = None) -> _Started:
+    def start(self, op: str, received: object, sent: object, options: Any = None) -> _Started:
+        """Record a collective that begins, with the tensors in `received` and `sent`."""
         results = [leaf for leaf in tree_leaves(received) if isinstance(leaf, Tensor)]
         inputs = [leaf for leaf in tree_leaves(sent) if isinstance(leaf, Tensor)]
         number = next(_NUMBERS)
@@ -153,7 +155,7 @@ class RecordingGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> _Started:
         """An all-reduce of one number."""
         met = torch.empty(1, device="meta")
-        return _Met(self, self._start("all_reduce", [met], [met]).number, [met])
+        return _Met(self, self.start("all_reduce", [met], [met]).number, [met])
 
     def send(self, *_: Any) -> Any:
         """Refused: an exchange between two ranks is no collective."""
@@ -192,6 +194,9 @@ def _take_own(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
 WRAPPED: list[Any] = []
 """`DistributedDataParallel` wrappers that were made in the step of several ranks that is captured now."""
 
+GROUPS: dict[str, RecordingGroup] = {}
+"""Groups of the step of several ranks that is captured now, by their names."""
+
 _NUMBERS = count()
 """Numbers of collectives, over all groups."""
 
@@ -221,6 +226,7 @@ def recording_group(layout: Layout) -> Iterator[None]:
     finally:
         _LAYOUTS.clear()
         WRAPPED.clear()
+        GROUPS.clear()
         destroy_process_group()
         sys.excepthook = hook
 

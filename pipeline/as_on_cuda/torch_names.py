@@ -54,6 +54,8 @@ NAMES = {
     "torch.distributed.fsdp._fully_shard._fsdp_init._get_device_from_mesh": "FSDP2's device",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group."
     "FSDPParamGroup._validate_no_meta_params": "FSDP2 refuses weights without data",
+    "torch.distributed._functional_collectives": "collectives of tensors that ranks share",
+    "torch.distributed._functional_collectives._maybe_wrap_tensor": "their results wait",
     "torch.distributed._composable_state._module_state_mapping": "modules that FSDP2 has sharded",
 }
 """Private names, with what each is used for."""
@@ -202,6 +204,13 @@ PARTS_OF_FSDP = (
 
 META_CHECK = ("FSDPParamGroup", "_validate_no_meta_params")
 """Class of FSDP2 and its method that refuses weights without data."""
+
+
+FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
+"""Module of the collectives that return new tensors."""
+
+WRAP_RESULT = "_maybe_wrap_tensor"
+"""Its function that makes a result wait for itself where it is used."""
 
 
 def sharded_modules() -> Any:

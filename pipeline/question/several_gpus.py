@@ -301,8 +301,8 @@ def _check_shares(devices: int, parallel: ParallelSettings, model: Mapping[str, 
     if of.shares * of.virtual_stages > 1 and architecture not in SPLIT_MODELS:
         raise ConfigError(
             f"parallel.tp={of.tp} parallel.cp={of.cp} parallel.pp={of.pp}: {model['name']} is not"
-            " written for it; take model=gpt or model=llama with the sizes of yours"
-            " (docs/many_gpus.md)"
+            " written for it; take model=gpt or model=llama with the sizes of yours, or devices="
+            " and PyTorch's parallelize_module in a step of your own (docs/many_gpus.md)"
         )
     if of.sharded and architecture in SPLIT_MODELS:
         raise ConfigError(

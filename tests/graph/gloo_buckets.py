@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.graph.two_processes import run_as_one_of_two
+from tests.graph.real_processes import run_as_rank
 
 
 class Tied(nn.Module):
@@ -139,4 +139,4 @@ def exchanged(rank: int) -> dict[str, list[int]]:
 
 
 if __name__ == "__main__":
-    run_as_one_of_two(exchanged)
+    run_as_rank(exchanged)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.as_on_cuda.fully_sharded import units
-from tests.graph.two_processes import run_as_one_of_two
+from tests.graph.real_processes import run_as_rank
 
 NAMES = {
     "all_gather": ("all_gather_single", "all_gather_into_tensor"),
@@ -77,4 +77,4 @@ def main(rank: int) -> list[tuple[str, int]]:
 
 
 if __name__ == "__main__":
-    run_as_one_of_two(main)
+    run_as_rank(main)

@@ -15,7 +15,7 @@ from pipeline.question.table_plan import Placement, TablePlan
 from pipeline.workloads import make_step
 from pipeline.workloads.dlrm import Dlrm
 from pipeline.workloads.training_step import Step
-from tests.graph.two_processes import run_as_one_of_two
+from tests.graph.real_processes import run_as_rank
 
 ROWS, LOOKUPS, DIM, BATCH = [7, 50, 20, 4], [2, 1, 3, 1], 8, 6
 
@@ -157,4 +157,4 @@ def main(rank: int) -> dict[str, list[tuple[str, int, int]]]:
 
 
 if __name__ == "__main__":
-    run_as_one_of_two(main)
+    run_as_rank(main)

@@ -52,23 +52,23 @@ def captured_step(
     return nodes, map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
 
 
-def run_two(module: str, out: Path) -> str:
-    """What two real processes of a module write to a file."""
+def run_real(module: str, out: Path, ranks: int = 2) -> str:
+    """What real processes of a module, one a rank, write to a file."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", module]
-    ranks = [
+    running = [
         subprocess.Popen(
-            [*command, str(rank), str(port), str(out)],
+            [*command, str(rank), str(port), str(out), str(ranks)],
             cwd=project_dir(),
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in (0, 1)
+        for rank in range(ranks)
     ]
-    said = [rank.communicate(timeout=180)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    said = [rank.communicate(timeout=180)[1] for rank in running]
+    assert [rank.returncode for rank in running] == [0] * ranks, said
     return out.read_text()
 
 
@@ -76,7 +76,7 @@ def run_two(module: str, out: Path) -> str:
 def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
     """Bytes of the buckets of two real processes, by case, in the order of their exchange."""
     out = tmp_path_factory.mktemp("gloo") / "buckets.txt"
-    buckets: dict[str, list[int]] = ast.literal_eval(run_two("tests.graph.gloo_buckets", out))
+    buckets: dict[str, list[int]] = ast.literal_eval(run_real("tests.graph.gloo_buckets", out))
     return buckets
 
 

@@ -22,7 +22,7 @@ from pipeline.hardware.rank_layout import Layout
 from pipeline.question.several_gpus import FsdpSettings
 from pipeline.workloads.training_step import Step
 from tests.graph.gloo_shards import Blocks
-from tests.graph.test_data_parallel import run_two
+from tests.graph.test_data_parallel import run_real
 
 GPU = "A100-SXM4-80GB"
 
@@ -53,7 +53,7 @@ def exchanged(calls: pd.DataFrame) -> list[tuple[str, int]]:
 
 @pytest.mark.nightly
 def test_collectives_are_those_of_two_real_processes(tmp_path: Path) -> None:
-    real = ast.literal_eval(run_two("tests.graph.gloo_shards", tmp_path / "seen.txt"))
+    real = ast.literal_eval(run_real("tests.graph.gloo_shards", tmp_path / "seen.txt"))
     graph, calls = captured()
     assert exchanged(calls) == real
     assert [op for op, _ in real].count("all_gather") == 7  # blocks twice, the rest once

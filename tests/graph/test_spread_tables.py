@@ -14,7 +14,7 @@ from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.table import Graph
 from pipeline.hardware.find_gpu import load_gpu
 from tests.graph.gloo_tables import BATCH, DDP, DIM, LOOKUPS, PLANS, ROWS, config_of
-from tests.graph.test_data_parallel import run_two
+from tests.graph.test_data_parallel import run_real
 
 OPS = {
     "all_to_all": "all_to_all_single",
@@ -49,7 +49,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, 
     """What the first of two real processes exchanges; they check that their step is that of one process."""
     out = tmp_path_factory.mktemp("gloo") / "tables.txt"
     found: dict[str, list[tuple[str, int, int]]] = ast.literal_eval(
-        run_two("tests.graph.gloo_tables", out)
+        run_real("tests.graph.gloo_tables", out)
     )
     return found
 
@@ -109,7 +109,7 @@ def test_half_precision_halves_the_rows_that_travel() -> None:
 
 def test_rows_of_sequences_travel_by_their_lengths(tmp_path: Path) -> None:
     """Two processes with 7 and 5 tokens: the first holds half of the columns of the second table, 4 of 8."""
-    seen = ast.literal_eval(run_two("tests.graph.gloo_sequences", tmp_path / "seen.txt"))
+    seen = ast.literal_eval(run_real("tests.graph.gloo_sequences", tmp_path / "seen.txt"))
     sizes, lengths, indices, rows, gradients = seen
     assert sizes[0] == sizes[1]
     assert lengths == (4 * 3 * (1 + 3), 4 * 3 * 2)  # one table is its own, three are the other's

@@ -30,7 +30,8 @@ def completed(word: str, *given: str) -> list[str]:
 
 
 def test_every_value_that_is_offered_is_accepted() -> None:
-    for key in keys_of("dlrm_default"):
+    keys = dict.fromkeys(key for way in choices("parallel") for key in keys_of("dlrm_default", way))
+    for key in keys:
         for value in (
             values(key, "dlrm_default") if not key.startswith(("edit.", "experiment")) else ()
         ):
@@ -62,6 +63,13 @@ def test_options_are_those_of_the_workload_that_is_named() -> None:
         "model.precision=pure",
     ]
     assert completed("model.emb", "model=no_such") == completed("model.emb")
+
+
+def test_options_of_several_gpus_are_those_of_the_way_that_is_named() -> None:
+    usual, sharded = completed("parallel."), completed("parallel.", "parallel=fsdp")
+    assert "parallel.tp=" in usual and "parallel.shard_size=" not in usual
+    assert "parallel.shard_size=" in sharded and "parallel.bucket_cap_mb=" not in sharded
+    assert "parallel.sharding=" in completed("parallel.", "parallel=hybrid")
 
 
 def test_a_single_option_brings_its_values_so_that_the_shell_adds_no_blank() -> None:
@@ -159,7 +167,7 @@ def test_machines_are_completed() -> None:
     from pipeline.completion import keys_of, values
 
     assert {"devices", "nodes", "host", "cluster", "parallel.compression"} <= set(
-        keys_of("resnet50")
+        keys_of("resnet50", "ddp")
     )
     assert "auto" in values("cluster", "resnet50") and "dgx-a100" in values("cluster", "resnet50")
     assert values("parallel.gradient_as_bucket_view", "resnet50") == ("true", "false")
