@@ -9,7 +9,7 @@ rows lies beyond it, where both sessions have the same weight. An interval is ne
 - *Other cards* take the V100's error in both directions, because the sign of their next clock is unknown. What rows wider
   than any of the first session add (softmax reads them once more) has the V100's sign.
 - *Low-power cards* (at most 75 W) take the error of the T4's products in whole models, which were measured one by one in
-  another run (`neusight/model_op_latency.parquet`). The P4's own is larger: heat throttled its first session.
+  another run (`neusight/model_op_latency.parquet`), in both directions. The P4's own is larger: heat throttled its first session.
 """
 
 from __future__ import annotations
@@ -211,9 +211,9 @@ def main() -> int:
         for name, entry in cards[REFERENCE].items()
     }
     of_others = cards[OTHER_CARDS]["gemm"]
-    cards[LOW_POWER_CARDS] = {
-        "gemm": {k: max(v, of_others[k]) for k, v in low_power_products(data).items()}
-    }
+    products = {k: max(v, of_others[k]) for k, v in low_power_products(data).items()}
+    cards[LOW_POWER] = {"gemm": products}
+    cards[LOW_POWER_CARDS] = {"gemm": dict.fromkeys(products, max(products.values()))}
     provenance = {
         "data": [SOURCES["neusight"]],
         "files": [SECOND_SESSION.name],

@@ -77,7 +77,7 @@ def concat_limit(
 def link_us(c: Calls) -> Array:
     """Time of copies between host and device: each byte crosses the link once."""
     crossing = np.maximum(c.work.read, c.work.written)
-    copied = np.maximum(crossing - STAGED_BYTES * c.chip.gpu.generation.recent_start, 0.0)
+    copied = np.maximum(crossing - STAGED_BYTES * c.chip.is_recent, 0.0)
     staged_us = c.d.op_in(("pageable",)) * copied / (1e3 * PAGEABLE_GB_PER_S)
     return c.start + np.maximum(c.chip.link.moving_us(crossing), staged_us)
 

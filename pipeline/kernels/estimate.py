@@ -305,18 +305,16 @@ def clock_notes(gpu: GpuSpec) -> tuple[str, ...]:
     faster = float(np.exp(session_of(gpu, "gemm").low))
     if gpu.limits is None or gpu.tdp_w > LOW_POWER_W or faster < NOTED_RATIO:
         return ()
-    text = f"{gpu.name} is predicted at its clock under continuous load; cool, its products"
+    load = f"{gpu.name} is predicted at its clock under continuous load;"
+    fast = f"its products ran up to {faster:.1f} times as fast"
     if gpu.name == LOW_POWER:
-        text = (
-            f"{gpu.name} is predicted at its clock under continuous load; in whole models, its"
-            " products"
-        )
-    elif gpu.name not in _read_sessions(shipped_file(SHARED, FILE)):
-        text = (
-            f"{gpu.name}'s clock may depend on heat (not measured); products of a {LOW_POWER}, as"
-            " small a card,"
-        )
-    return (f"{text} ran up to {faster:.1f} times as fast",)
+        return (f"{load} in whole models, {fast}",)
+    if gpu.name in _read_sessions(shipped_file(SHARED, FILE)):
+        return (f"{load} cool, {fast}",)
+    return (
+        f"{gpu.name}'s clock may depend on heat (not measured): products of two sessions of a"
+        f" {LOW_POWER}, as small a card, differed by up to {faster:.1f} times",
+    )
 
 
 @lru_cache(maxsize=4)
