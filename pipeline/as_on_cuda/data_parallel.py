@@ -12,7 +12,8 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import distributed
 
 from pipeline.as_on_cuda.fully_sharded import is_sharded, shard_in_step
@@ -95,7 +96,7 @@ def exchange_gradients(module: nn.Module, options: Mapping[str, Any]) -> None:
 
     Args:
         module: on the meta device.
-        options: how gradients are exchanged, by the names of `DdpSettings`.
+        options: how gradients are exchanged, by the names of `DdpSettings`; `zero`: each rank gets the sums of a part.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -113,6 +114,8 @@ def exchange_gradients(module: nn.Module, options: Mapping[str, Any]) -> None:
     if options["compression"] != "none":
         hook = getattr(default_hooks, f"{options['compression']}_compress_hook")
         wrapper.register_comm_hook(None, hook)
+    if options.get("zero"):
+        wrapper.register_comm_hook(None, _scatter)
     forward, inside = module.forward, list[bool]()
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -125,6 +128,47 @@ def exchange_gradients(module: nn.Module, options: Mapping[str, Any]) -> None:
             inside.clear()
 
     module.forward = run
+
+
+def _scatter(_: object, bucket: Any) -> Any:
+    """A hook that leaves the sum of each part of a bucket to the rank that updates it (ZeRO-1)."""
+    buffer = bucket.buffer()
+    own = buffer[: -(-len(buffer) // dist.get_world_size())]
+    work: Any = dist.reduce_scatter_tensor(own, buffer, dist.ReduceOp.AVG, async_op=True)
+    return work.get_future().then(lambda _: buffer)
+
+
+def share_update(optimizer: Any) -> None:
+    """Let each rank update its part of every weight, and gather the weights afterwards (ZeRO-1).
+
+    Real ranks cut flat buffers; parts of all weights have the same sizes in sum.
+
+    Args:
+        optimizer: of weights on the meta device. Its states are those of the parts.
+    """
+    groups, usual = optimizer.param_groups, optimizer.step
+    held = [list(group["params"]) for group in groups]
+    parts = [[_own_part(weight) for weight in whole] for whole in held]
+
+    def step() -> None:
+        for group, whole, own in zip(groups, held, parts, strict=True):
+            for weight, part in zip(whole, own, strict=True):
+                part.grad = None if weight.grad is None else part.update
+            group["params"] = own
+        usual()
+        for group, whole in zip(groups, held, strict=True):
+            group["params"] = whole
+        dist.group.WORLD.start("all_gather", held, parts).wait()  # type: ignore[union-attr]
+
+    optimizer.step = step
+
+
+def _own_part(weight: Tensor) -> Any:
+    """The part of a weight that this rank updates, in its memory, with a tensor that stands for its gradient."""
+    own = weight.detach().flatten()[: -(-weight.numel() // dist.get_world_size())]
+    part: Any = nn.Parameter(own)
+    part.update = own
+    return part
 
 
 def exchanging_gradients(step: Any, config: Mapping[str, Any]) -> AbstractContextManager[object]:
@@ -148,9 +192,19 @@ def exchanging_gradients(step: Any, config: Mapping[str, Any]) -> AbstractContex
     if is_sharded(step.modules) or ("fsdp" in config and not wrapped):
         shard_in_step(step, config.get("fsdp"))
         return nullcontext()
+    zero = config["ddp"].get("zero")
+    if zero and (wrapped or step.procedure is not None):
+        raise InputError(
+            "parallel.zero=true: this step has its own exchange; write"
+            " torch.distributed.optim.ZeroRedundancyOptimizer in it, which is captured"
+        )
     for module in step.modules:
         if not wrapped and any(weight.requires_grad for weight in module.parameters()):
             exchange_gradients(module, config["ddp"])
+    if zero:
+        step.own_optimizers = step.optimizers  # their states count as they are
+        for optimizer in step.optimizers:
+            share_update(optimizer)
     step.without_exchange = no_exchange
     warm_up(step)
     return reducers_reads()

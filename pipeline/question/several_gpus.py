@@ -127,6 +127,7 @@ class ParallelSettings(DdpSettings, FsdpSettings, HybridSettings):
     def exchange(self) -> dict[str, Any]:
         """How replicas exchange gradients, as a capture reads it."""
         options = {entry.name: getattr(self, entry.name) for entry in fields(DdpSettings)}
+        options |= {"zero": True} if self.zero else {}
         return options if self.overlap else {**options, "bucket_cap_mb": ONE_BUCKET_MB}
 
 
@@ -286,7 +287,7 @@ def with_exchange(
         added |= {"layout": inside} if inside else {}
         added["part"] = "whole" if of.parts == 1 else "first"
     else:
-        reads_ranks = of.spreads or model.get("architecture") in ("custom", "hstu")
+        reads_ranks = of.spreads or of.zero or model.get("architecture") in ("custom", "hstu")
         sizes = layout.captured(reads_ranks)
         how = {"fsdp": ranks.sharding} if of.sharded else {"ddp": of.exchange}
         added = {"layout": sizes, **how} if sizes else {}
@@ -376,6 +377,12 @@ def _check_work(devices: str, parallel: ParallelSettings, model: Mapping[str, An
         raise ConfigError(
             f"{devices} model.mode=inference: GPUs that infer exchange nothing; multiply the"
             " throughput of one"
+        )
+    plain = parallel.zero and model.get("architecture") not in SPLIT_MODELS
+    if plain and (parallel.compression != "none" or model.get("compile")):
+        raise ConfigError(
+            f"parallel.zero=true: {model['name']} scatters its gradients as they are; leave out"
+            " parallel.compression and model.compile"
         )
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.answers.predict import predict
-from pipeline.errors import InputError
+from pipeline.errors import ConfigError, InputError
 from pipeline.graph.capture import capture, observe
 from pipeline.graph.device_calls import map_calls, stream_waits
 from pipeline.graph.table import Graph, Node, write_nodes
@@ -106,6 +106,34 @@ def test_the_exchange_overlaps_the_backward_pass_and_the_optimizer_waits_for_it(
     # 102 MB of gradients: ResNet-50 has 25.6 million weights
     assert calls.loc[reduced, "bytes"].sum() == 4 * 25_557_032
     assert set(calls.loc[calls["family"] == "collective", "stream"]) == {stream_of("dp")}
+
+
+def test_a_shared_update_scatters_gradients_gathers_weights_and_divides_the_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipeline.workloads.vision.RESNET50", ((1, 1, 1, 1), True, 1, 64))
+    words = ["gpu=A100-SXM4-80GB", "model=resnet50", "batch_size=4", "model.optimizer=adam"]
+    graphs = {
+        zero: capture(ask([*words, "devices=4", f"parallel.zero={zero}"]).workload.plain(), 4)
+        for zero in ("false", "true")
+    }
+    calls = map_calls(graphs["true"], load_gpu("A100-SXM4-80GB"))
+    moved = calls[calls["family"] == "collective"].groupby("op")["bytes"].sum()
+    weights = graphs["true"].memory.gradients
+    assert moved["reduce_scatter"] == moved["all_gather"] == weights
+    whole, part = (graphs[zero].memory for zero in ("false", "true"))
+    assert part.optimizer == pytest.approx(whole.optimizer / 4, rel=0.01)
+    assert whole.peak - part.peak == pytest.approx(0.75 * whole.optimizer, rel=0.05)
+    update = calls[(calls["phase"] == "optimizer") & (calls["op"] == "foreach_sqrt")]
+    assert update["bytes_read"].sum() == pytest.approx(weights / 4, rel=0.01)
+    gathered = calls.index[calls["op"] == "all_gather"]
+    assert len(gathered) == 1 and gathered[0] > update.index[-1]
+
+
+@pytest.mark.parametrize("word", ["parallel.compression=bf16", "model.compile=true"])
+def test_a_shared_update_refuses_what_it_does_not_exchange(word: str) -> None:
+    with pytest.raises(ConfigError, match="resnet50 scatters its gradients as they are"):
+        ask(["gpu=A100-SXM4-80GB", "model=resnet50", "devices=2", "parallel.zero=true", word])
 
 
 def test_buckets_cost_memory_unless_gradients_are_views_of_them(

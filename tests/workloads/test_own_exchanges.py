@@ -88,3 +88,35 @@ def test_torchrec_that_is_not_there_is_one_line(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"fbgemm_gpu.*write its exchanges as all_to_all_single"):
         predict("A100", model="custom", model__target="with_torchrec:make", batch_size=4)
+
+
+def shared_update(config: Any, batch_size: int, device: str) -> Step:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    dist.init_process_group("nccl")
+    with torch.device(device):
+        model = nn.parallel.DistributedDataParallel(
+            nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+        )
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
+
+    def procedure(batch: Any, _: Any) -> None:
+        model(batch[0]).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    batch = (torch.rand(batch_size, 64),)
+    return Step([model], [batch], None, None, device, config, procedure=procedure)
+
+
+def test_an_optimizer_that_ranks_share_updates_its_part_and_sends_it() -> None:
+    p = predict("A100", step=shared_update, devices=4, batch_size=64)
+    assert p.calls is not None
+    update = p.calls[(p.calls["phase"] == "optimizer") & (p.calls["op"] == "foreach_sqrt")]
+    assert update["bytes_read"].sum() == 4 * 2 * (64 * 64 + 64)  # two of eight layers
+    sent = p.calls[p.calls["op"] == "broadcast"]
+    assert sent["bytes_read"].sum() == 4 * 8 * (64 * 64 + 64)
+    with pytest.raises(
+        InputError, match=r"write torch\.distributed\.optim\.ZeroRedundancyOptimizer"
+    ):
+        predict("A100", step=shared_update, devices=4, batch_size=64, parallel__zero=True)
