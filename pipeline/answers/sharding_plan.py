@@ -13,7 +13,7 @@ from pipeline.prediction import Prediction
 from pipeline.question.placed_tables import element_bytes, machine_of, tables_of
 from pipeline.question.question import Question, ask, with_tables
 from pipeline.question.settings import written
-from pipeline.question.table_plan import AUTO, PLANS, REPLICATED, TablePlan, Tables
+from pipeline.question.table_plan import AUTO, PLANS, REPLICATED, TablePlan, Tables, least_loads
 from pipeline.question.table_times import part_us
 
 
@@ -28,7 +28,7 @@ class ShardingPlan:
         plan: where the tables are.
         tables: the tables.
         work: of each rank: µs of lookups and of exchange, bytes of tables (`placed_tables.work_of_ranks`), shape (ranks, 3).
-        bound_us: step time of ranks with equal lookups and exchange, without cuts of tables: no plan of columns is faster.
+        bound_us: step time of ranks with the least lookups and exchange (`least_loads`): no plan of halved tables is faster.
     """
 
     question: Question
@@ -51,7 +51,7 @@ class ShardingPlan:
         step, slower = self.prediction.predicted_us, self.over("round_robin")
         gap = step / self.bound_us - 1.0
         text = f"{self.name} takes {step / 1e3:,.2f} ms"
-        text += f"; perfectly even ranks would be {gap:.1%} faster"
+        text += f"; ranks as even as cuts allow would be {gap:.1%} faster"
         return text if slower is None else f"{text}; round_robin takes {slower:.2f} times as long"
 
     def over(self, name: str) -> float | None:
@@ -168,7 +168,10 @@ def _found(best: Answer, answers: dict[str, Answer]) -> ShardingPlan:
     samples, element = question.batch_size * ranks.devices, element_bytes(question.workload)
     work = question.work_of_ranks
     spread = [n for n, placed in enumerate(plan.placements) if placed.kind != REPLICATED]
-    least = part_us(of, samples, machine, of.dim, element)[spread].sum(axis=0) / ranks.devices
-    lost = (work[:, :2].max(axis=0) - least).sum()
+
+    def costs(columns: int) -> Array:
+        return part_us(of, samples, machine, columns, element)[spread]
+
+    lost = (work[:, :2].max(axis=0) - least_loads(of.dim, costs, ranks.devices)).sum()
     bound = best.whole().predicted_us - max(float(lost), 0.0)
     return ShardingPlan(question, best.whole(), answers, plan, of, work, bound)

@@ -32,6 +32,9 @@ sector, where a part of the first would take more than twice the fair time of a 
 CUT_SHARES = (1.0, 0.5, 0.25, 0.125)
 """Shares of the fair time of a rank, of lookups or of lookups and exchange, from which tables are cut."""
 
+POWERS = (2, 8)
+"""Powers of the loads of ranks whose sums stay small when parts are given away: the second sees little but the busiest."""
+
 OTHER_BYTES = 4e9
 """Memory that a balanced plan leaves on each GPU for all but tables, bytes."""
 
@@ -197,11 +200,11 @@ Costs = Callable[[int], Array]
 def balanced(
     tables: Tables, ranks: int, costs: Costs, memory_bytes: float, copied: Sequence[int] = ()
 ) -> TablePlan:
-    """Parts of tables, the longest first, each to the rank that then has the least to do; then moves that shorten the step.
+    """Parts of tables, the longest first, each to the rank where it adds least to the loads; then moves that shorten the step.
 
     What is shortened is the time of the rank with the longest lookups and of the one with the largest exchange: all wait for both.
     A table that takes more than some share of the time of a rank, or that does not fit, is cut into halves of its columns; of
-    several such shares the best plan is taken.
+    several such shares, and ways to add loads (`POWERS`), the best plan is taken.
 
     Args:
         tables: the tables.
@@ -225,9 +228,10 @@ def balanced(
     left = np.setdiff1d(np.arange(len(tables.rows)), copied)
     of = {columns: us[left] for columns, us in times.items()}
     found = []
-    for share, kinds in product(CUT_SHARES, (1, 2)):
+    for share, kinds, power in product(CUT_SHARES, (1, 2), POWERS):
         for largest in memory_bytes / np.array([1, 2, 4, 8]):
-            placed = _placed(tables.bytes[left], of, ranks, memory_bytes, (share, kinds), largest)
+            cut_by = share, kinds, largest
+            placed = _placed(tables.bytes[left], of, ranks, memory_bytes, cut_by, power)
             if placed:
                 found.append(placed)
                 break
@@ -254,17 +258,17 @@ def _placed(
     times: dict[int, Array],
     ranks: int,
     memory_bytes: float,
-    cut_by: tuple[float, int],
-    largest: float,
+    cut_by: tuple[float, int, float],
+    power: int,
 ) -> tuple[float, list[list[tuple[int, int]]]] | None:
     """About what a step waits for tables that are cut so, µs, and rank and columns of the parts of each; None: they do not fit."""
     dim = max(times)
-    share, kinds = cut_by
+    share, kinds, largest = cut_by
     of = {columns: each[:, :kinds].sum(axis=1) for columns, each in times.items()}
     cut = _cut(table_bytes, of, share * of[dim].sum() / ranks, largest)
     us = np.array([times[columns][table] for table, columns in cut])
     size = np.array([table_bytes[table] * columns / dim for table, columns in cut])
-    owner = _owners(us, size, ranks, memory_bytes)
+    owner = _owners(us, size, ranks, memory_bytes, power)
     if owner is None:
         return None
     parts: list[list[tuple[int, int]]] = [[] for _ in table_bytes]
@@ -294,17 +298,19 @@ def _cut(
     return parts
 
 
-def _owners(us: Array, size: Array, ranks: int, memory_bytes: float) -> Ints | None:
+def _owners(us: Array, size: Array, ranks: int, memory_bytes: float, power: int) -> Ints | None:
     """The rank of each part, shape (parts,), from its times, shape (parts, 2), and bytes; None where they do not fit."""
-    load, held = np.zeros(ranks), np.zeros(ranks)
+    load, held = np.zeros((ranks, 2)), np.zeros(ranks)
     owner = np.zeros(len(us), np.int64)
-    total, large = us.sum(axis=1), size > memory_bytes / 4
-    for part in np.lexsort((-total, np.where(large, -size, 0.0))):  # what hardly fits goes first
+    shares, large = us * ranks / np.maximum(us.sum(axis=0), 1e-9), size > memory_bytes / 4
+    longest = -shares.sum(axis=1)
+    for part in np.lexsort((longest, np.where(large, -size, 0.0))):  # what hardly fits goes first
         fits = held + size[part] <= memory_bytes
         if not fits.any():
             return None
-        owner[part] = np.where(fits, load, np.inf).argmin()
-        load[owner[part]] += total[part]
+        added = ((load + shares[part]) ** power - load**power).sum(axis=1)
+        owner[part] = np.where(fits, added, np.inf).argmin()
+        load[owner[part]] += shares[part]
         held[owner[part]] += size[part]
     for _ in range(20 * len(us)):
         moves = [_best_move(owner, us, size, ranks, memory_bytes, kind) for kind in (0, 1)]
@@ -345,3 +351,25 @@ def _best_move(
     if take < len(others):
         parts, new = [*parts, int(others[take])], [*new, worst]
     return float(before - after.min()), parts, new
+
+
+def least_loads(dim: int, costs: Costs, ranks: int) -> Array:
+    """The least that the busiest rank can have to do, µs, shape (2,): lookups, and exchange; no plan of halved tables is below.
+
+    Where no part takes longer than some time, each table is cut so that its parts take least in sum. Even ranks share this sum.
+
+    Args:
+        dim: columns of a table.
+        costs: times of parts of tables.
+        ranks: number of ranks.
+    """
+    cuts = [1 << cut for cut in range(dim.bit_length()) if cut == 0 or dim % (4 << cut) == 0]
+    parts = np.stack([costs(dim // cut) for cut in cuts])
+    sums = parts * np.array(cuts)[:, None, None]
+    least = np.empty(2)
+    for kind in (0, 1):
+        longest = np.unique(parts[:, :, kind])
+        allowed = parts[:, :, kind] <= longest[:, None, None]
+        even = np.where(allowed, sums[:, :, kind], np.inf).min(axis=1).sum(axis=1) / ranks
+        least[kind] = np.maximum(longest, even).min()
+    return least

@@ -18,6 +18,7 @@ from pipeline.question.table_plan import (
     TablePlan,
     Tables,
     balanced,
+    least_loads,
 )
 from pipeline.question.table_plan_files import as_list, as_torchrec, read_plan
 from pipeline.question.table_times import Machine, part_us, small_tables
@@ -50,6 +51,27 @@ def test_a_simple_plan_places_every_column_of_every_table_once(name: str) -> Non
     whole = [*plan.of_kind("row_wise"), *plan.of_kind("replicated")]
     assert all(held[table] == (0 if table in whole else 128) for table in range(5))
     assert 3 not in plan.of_kind("row_wise") or RANKS <= 12
+
+
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_the_bound_is_below_every_plan_of_halved_tables_and_near_the_balanced_one(
+    ranks: int,
+) -> None:
+    bound = float(least_loads(TABLES.dim, costs, ranks).sum())
+    found = longest(balanced(TABLES, ranks, costs, 60e9))
+    simple = [longest(SIMPLE[name](TABLES, ranks)) for name in ("round_robin", "column_wise")]
+    assert bound <= min(found, *simple)
+    assert found <= 1.2 * bound
+
+
+def test_the_bound_of_one_table_is_that_of_its_cuts() -> None:
+    parts = {128: 100.0, 64: 60.0, 32: 40.0, 16: 30.0, 8: 25.0, 4: 20.0}
+
+    def of_one(columns: int) -> np.ndarray:
+        return np.array([[parts[columns], columns]])
+
+    assert least_loads(128, of_one, 2).tolist() == [60.0, 64.0]
+    assert least_loads(128, of_one, 3).tolist() == [pytest.approx(160 / 3), pytest.approx(128 / 3)]
 
 
 def test_a_balanced_plan_waits_less_than_simple_ones_and_keeps_to_the_memory() -> None:
