@@ -52,7 +52,7 @@ NIGHTLY = re.compile(
     r" models|--probes|model=gpt2_large|edit\."
     r"|=resnet50,convnext|GPT2Config|devices=(64|1,2,4,8)|fp32,fp16"
     r" --page|gpu.dram_gb_per_s=|bert_large model.dtype=default|regnet"
-    r"|ddp,fsdp|my_plan|round_robin,|plan_sharding\("
+    r"|compile=false,true|model=hstu .*uniform,full|ddp,fsdp|my_plan|round_robin,|plan_sharding\("
     r'|advise\(|predict_grid\(|="1,2,4,8"|mlflow\.pyfunc'
 )
 """Commands and blocks that take more than a few seconds, or use what such a command made."""

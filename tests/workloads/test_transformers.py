@@ -140,7 +140,6 @@ def in_a_layer(name: str, theirs: bool, **changes: Any) -> Counter[str]:
 @pytest.mark.parametrize(
     ("dtype", "precision", "mode"),
     [
-        ("fp32", "autocast", "train"),
         ("fp16", "autocast", "train"),
         ("fp16", "autocast", "inference"),
         ("bf16", "pure", "train"),
