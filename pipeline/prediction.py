@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -140,6 +140,10 @@ class Prediction:
     """Step time of each draw of its errors, shape (draws,). Draws of two predictions on one GPU are pairs."""
     drawn: Drawn | None = field(default=None, repr=False, compare=False)
     """The step with the errors of its times, where it was kept: `predict` keeps it."""
+    on_host: Callable[[str], Prediction | None] | None = field(
+        default=None, repr=False, compare=False
+    )
+    """Predicts the same step on the host of a name, where `drawn` was kept."""
 
     @property
     def lower_bound(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pipeline.answers.drawn_step import OVERLAP, parts_of_step
 from pipeline.answers.step_errors import interval
 from pipeline.arrays import Array
 from pipeline.prediction import Prediction
-from pipeline.readable import html_table, in_ms
+from pipeline.readable import html_table, in_ms, milliseconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 LONGEST_HEAD = 16
 """Longest name of a step, in characters, that is the head of a column."""
 
-SHARE = "share of the step"
-"""Name of the drawn change of the step as a share of A."""
+ALIKE, SHARE = "step on one host", "share of the step"
+"""Names of the drawn changes of the step on the host of A, and of the step as a share of A."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,10 @@ class Difference:
     """The calls that changed most, largest first."""
     notes: tuple[str, ...]
     """What to know about the numbers, one sentence each."""
+    on_one_host: Change | None = None
+    """The step's change on the host of A, where two GPUs have different hosts."""
+    host: Change | None = None
+    """The rest of it, one of the parts: what the own host of B changes."""
 
     @property
     def names(self) -> tuple[str, str]:
@@ -70,8 +74,9 @@ class Difference:
     @property
     def shared(self) -> str:
         """What both steps have."""
-        of_b = _words(self.b)
-        return ", ".join(word for word in _words(self.a) if word in of_b)
+        of_b, hosts = _words(self.b), {self.a.host, self.b.host} - {""}
+        host = [f"host {host}" for host in hosts if len(hosts) == 1]
+        return ", ".join([*(word for word in _words(self.a) if word in of_b), *host])
 
     @property
     def heads(self) -> tuple[str, str]:
@@ -83,10 +88,14 @@ class Difference:
         """What B saves or adds, and the parts with the largest share in it."""
         with_trace = bool(self.a.traced) != bool(self.b.traced)
         a, b = (f"The {name}" for name in self.names) if with_trace else self.names
-        share = 100 * self.step.us / self.a.predicted_us
+        changed, ends = self.on_one_host or self.step, ""
+        if self.host is not None:
+            b = f"On host {self.a.host}, {b}"
+            ends = f"; its {self.host.name}: {percent_of(self.host.us, self.a)}"
+        share = 100 * changed.us / self.a.predicted_us
         if abs(share) < 0.05:
-            return f"{b} takes as long as {a}"
-        low, high, shorter = self.step.p10_us, self.step.p90_us, share < 0
+            return f"{b} takes as long as {a}{ends}"
+        low, high, shorter = changed.p10_us, changed.p90_us, share < 0
         unsure = low is not None and high is not None and low < 0 < high
         much = f"{abs(share):.{0 if abs(share) >= 1 else 1}f} %"
         if with_trace:
@@ -99,13 +108,13 @@ class Difference:
         points = [f"{name} {value:.0f}" for name, value in self._points(shorter)[:2]]
         if points:
             what += f": {', '.join([f'{points[0]} points', *points[1:]])}"
-        return f"{b} {what}"
+        return f"{b} {what}{ends}"
 
     def _points(self, saved: bool) -> list[tuple[str, float]]:
         """Percent of step A by part, of one point or more in the direction of the step; convolutions are one part."""
         points: dict[str, float] = {}
         percent = (-100 if saved else 100) / self.a.predicted_us
-        for part in self.parts:
+        for part in (part for part in self.parts if part is not self.host):
             name = "convolutions" if part.name.startswith("conv2d") else part.label
             points[name] = points.get(name, 0.0) + percent * part.us
         large = ((name, value) for name, value in points.items() if value >= 1)
@@ -179,21 +188,42 @@ def difference(a: Prediction, b: Prediction) -> Difference:
     """What makes step B faster or slower than step A.
 
     Steps on one GPU share the errors of its models: their draws are paired. Those of two GPUs are drawn independently.
+    Where their hosts differ, their parts are those on the host of A, and what the own host of B changes is a part of its own.
     A trace on its own GPU is measured: it has no errors. Steps that cannot be drawn (those of a table, of a comparison, or of a
     trace on another GPU) have no intervals, and those without calls no list of them.
     """
     traced = bool(a.traced or b.traced)
-    of_a, of_b = (_comparable(_parts(p), traced) for p in (a, b))
-    drawn = _drawn_changes(a, b, traced)
+    moved = _on_host_of(a, b)
+    of_a, of_b = (_comparable(_parts(p), traced) for p in (a, moved or b))
+    drawn = _drawn_changes(a, b, moved, traced)
     parts = [
         _change(name, of_a.get(name, 0.0), of_b.get(name, 0.0), drawn)
         for name in dict.fromkeys([*of_a, *of_b])
         if name != OVERLAP or max(abs(of_a[name]), abs(of_b[name])) > NOTHING_US
     ]
+    alike = host = None
+    if moved is not None:
+        alike = _change(ALIKE, a.predicted_us, moved.predicted_us, drawn)
+        host = _change(_of_host(b), 0.0, b.predicted_us - moved.predicted_us, drawn)
+        parts.append(host)
     parts.sort(key=lambda part: -abs(part.us))
     step = _change("step", a.predicted_us, b.predicted_us, drawn)
-    notes = tuple(_notes(a, b, drawn.get(SHARE)))
-    return Difference(a, b, step, tuple(parts), tuple(call_changes(a, b)), notes)
+    notes = tuple(_notes(a, b, moved, drawn.get(SHARE)))
+    return Difference(a, b, step, tuple(parts), tuple(call_changes(a, b)), notes, alike, host)
+
+
+def _on_host_of(a: Prediction, b: Prediction) -> Prediction | None:
+    """Step B on the host of A; None for steps of one GPU, or where it takes as long as on its own."""
+    if b.on_host is None or a.gpu == b.gpu or a.host == b.host:
+        return None
+    moved = b.on_host(a.host)
+    changes = moved is not None and abs(moved.predicted_us / b.predicted_us - 1) >= 0.0005
+    return moved if changes else None
+
+
+def _of_host(b: Prediction) -> str:
+    """Name of the part of a difference that the own host of B changes."""
+    return f"host {b.host}"
 
 
 def _parts(p: Prediction) -> dict[str, Array]:
@@ -220,10 +250,11 @@ def _measured(p: Prediction) -> bool:
     return p.traced is not None and p.measured_us is not None
 
 
-def _drawn_changes(a: Prediction, b: Prediction, traced: bool) -> Mapping[str, Array]:
+def _drawn_changes(
+    a: Prediction, b: Prediction, moved: Prediction | None, traced: bool
+) -> Mapping[str, Array]:
     """Change of each part, of the step and of its share of A in each draw; nothing where one of the steps cannot be drawn."""
-    draws = [_draws(p) for p in (a, b)]
-    of_a, of_b = (_comparable(parts or {}, traced) for parts in draws)
+    of_a, of_b, own = (_comparable(_draws(p) or {}, traced) for p in (a, moved or b, b))
     if not of_a or not of_b:
         return {}
     sizes = [len(us) for parts in (of_a, of_b) for us in parts.values() if len(us) > 1]
@@ -233,8 +264,10 @@ def _drawn_changes(a: Prediction, b: Prediction, traced: bool) -> Mapping[str, A
         name: none + of_b.get(name, none)[:count] - of_a.get(name, none)[:count]
         for name in dict.fromkeys([*of_a, *of_b])
     }
-    step = np.sum(list(changes.values()), axis=0)
-    return changes | {"step": step, SHARE: step / sum(us[:count] for us in of_a.values())}
+    alike = np.sum(list(changes.values()), axis=0)
+    step = np.sum(list(own.values()), axis=0)[:count] - np.sum(list(of_a.values()), axis=0)[:count]
+    changes |= {_of_host(b): step - alike, "step": step, ALIKE: alike}
+    return changes | {SHARE: step / sum(us[:count] for us in of_a.values())}
 
 
 def _change(name: str, a_us: Any, b_us: Any, drawn: Mapping[str, Array]) -> Change:
@@ -264,7 +297,14 @@ def _names(a: Prediction, b: Prediction) -> tuple[str, str]:
     return first or f"without {second}", second or f"without {first}"
 
 
-def _notes(a: Prediction, b: Prediction, drawn_share: Array | None) -> Iterator[str]:
+def _notes(
+    a: Prediction, b: Prediction, moved: Prediction | None, drawn_share: Array | None
+) -> Iterator[str]:
+    if moved is not None:
+        yield (
+            f"hosts differ: {a.host} ({a.gpu}), {b.host} ({b.gpu}); with {a.host}, {b.gpu} takes"
+            f" {milliseconds(moved.predicted_us)} instead of {milliseconds(b.predicted_us)}"
+        )
     if a.global_batch != b.global_batch:
         change = 100 * (a.samples_per_s / b.samples_per_s - 1)
         yield (
@@ -284,7 +324,7 @@ def _notes(a: Prediction, b: Prediction, drawn_share: Array | None) -> Iterator[
                 " prediction"
             )
         elif a.gpu != b.gpu:
-            yield "intervals: the errors of the two GPUs' kernel models are drawn independently"
+            yield "intervals: the errors of two GPUs' kernel models, and of two hosts, are independent"
         else:
             yield "intervals: from paired draws, errors that both steps share cancel"
     if bool(a.traced) != bool(b.traced) and (a.several or b.several):

@@ -52,6 +52,7 @@ from pipeline.errors import SteptimeError
 from pipeline.graph.graph_file import read_graph
 from pipeline.graph.step_store import StepStore, between_ranks
 from pipeline.graph.table import Graph
+from pipeline.hardware.hosts import load_host
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.schemas import read_table
@@ -281,7 +282,7 @@ class Engine:
                 ran, simulated = limited(question, own, simulate, with_interval, energy)
                 answer = Answer(question, simulated.prediction)
                 if detail:
-                    answer = _detailed(question, ran, simulated)
+                    answer = self._detailed(question, ran, simulated)
                 yield self._completed(answer)
             except SteptimeError as error:
                 yield Answer(question, error=error)
@@ -323,6 +324,34 @@ class Engine:
         scheduled = ScheduledStep(question, pieces, sent, sent_us)
         simulated = predict_scheduled(scheduled, kernels.folders, with_interval)
         return simulated, partial(stages_of_schedule, scheduled)
+
+    def _detailed(
+        self, question: Question, pieces: Sequence[Piece], simulated: SimulatedStep
+    ) -> Answer:
+        """An answer with its timeline, and with the calls of the prediction."""
+        piece, timeline = pieces[simulated.shown], simulated.timeline
+        parts, other = piece.step, list[Event]()
+        calls = parts.shown_calls(piece.predicted)
+        if simulated.other is not None:
+            number, of_other = simulated.other
+            second = pieces[number]
+            name = f"rank {question.roles[number]}"
+            other = rank_events(of_other, second.step.shown_calls(second.predicted), name)
+        prediction = replace(
+            simulated.prediction,
+            calls=timeline.to_frame(calls),
+            parameters=parts.parameters,
+            drawn=simulated.drawn,
+            on_host=partial(self._on_host, question),
+        )
+        return Answer(question, prediction, None, timeline, calls, other)
+
+    def _on_host(self, question: Question, name: str) -> Prediction | None:
+        """The same step on another host; None where it cannot be answered."""
+        with suppress(SteptimeError):
+            asked = replace(question, host=load_host(name))
+            return self.predict_one(asked).prediction
+        return None
 
     def _completed(self, answer: Answer) -> Answer:
         """An answer with what fits in place of a step that does not, and the efficiency of several GPUs."""
@@ -366,25 +395,6 @@ class Engine:
                 parts.sequence, overheads, len(parts.which), workload=question.step_name
             )
         return programs[key]
-
-
-def _detailed(question: Question, pieces: Sequence[Piece], simulated: SimulatedStep) -> Answer:
-    """An answer with its timeline, and with the calls of the prediction."""
-    piece, timeline = pieces[simulated.shown], simulated.timeline
-    parts, other = piece.step, list[Event]()
-    calls = parts.shown_calls(piece.predicted)
-    if simulated.other is not None:
-        number, of_other = simulated.other
-        second = pieces[number]
-        name = f"rank {question.roles[number]}"
-        other = rank_events(of_other, second.step.shown_calls(second.predicted), name)
-    prediction = replace(
-        simulated.prediction,
-        calls=timeline.to_frame(calls),
-        parameters=parts.parameters,
-        drawn=simulated.drawn,
-    )
-    return Answer(question, prediction, None, timeline, calls, other)
 
 
 def engine(results: str | Path | None = "results") -> Engine:

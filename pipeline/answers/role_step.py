@@ -139,7 +139,9 @@ class RolesStep:
         normals = self.errors.normals(weights.astype(float), settings.draws, settings.seed)
         program = self.programs[slowest]
         host = host_factors(self.errors.host, program, settings.draws, settings.seed)
-        times = self.of_roles(self.errors.times(normals))
+        host = host[draw_order(self.question.host.name, settings.draws)]
+        own = draw_order(self.question.gpu.name, settings.draws)
+        times = self.of_roles(self.errors.times(normals)[:, own])
         lookups_us, *_ = self.question.lookups_of_ranks
         if any(sds := spreads(self.question.workload, lookups_us.shape[1])):
             times = self._with_spread(times, lookups_us, np.array(sds))
@@ -170,9 +172,8 @@ class RoleDraws:
 
     def step_us(self) -> Array:
         """The step time of each draw, µs, shape (draws,)."""
-        question = self.step.question
         (timeline,) = self.step.timelines(*self.step.drawn(), [self.step.slowest])
-        return np.asarray(timeline.step_us[draw_order(question.gpu.name, question.predict.draws)])
+        return np.asarray(timeline.step_us)
 
     def parts(self) -> dict[str, Array]:
         """The parts of the slowest rank's step in each draw, µs, shape (draws,), as of `parts_of_step`."""
@@ -185,9 +186,7 @@ class RoleDraws:
             str(family): us[rows].sum(axis=0)
             for family, rows in piece.calls.groupby("family").indices.items()
         }
-        found = parts_of_timeline(timeline, families)
-        order = draw_order(step.question.gpu.name, step.question.predict.draws)
-        return {name: values[order] for name, values in found.items()}
+        return parts_of_timeline(timeline, families)
 
 
 def predict_roles(

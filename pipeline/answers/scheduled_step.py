@@ -220,7 +220,11 @@ class ScheduledStep:
         normals = self.errors.normals(weights, settings.draws, settings.seed)
         program = self.pieces[0].program
         host = host_factors(self.errors.host, program, settings.draws, settings.seed)
-        return self.errors.times(normals), host
+        own, of_host = (
+            draw_order(name, settings.draws)
+            for name in (self.question.gpu.name, self.question.host.name)
+        )
+        return self.errors.times(normals)[:, own], host[of_host]
 
     def of_pieces(self, times: Array) -> list[Array]:
         """Times of all distinct calls by piece; the last are those of what ranks exchange."""
@@ -329,9 +333,7 @@ class ScheduledDraws:
 
     def step_us(self) -> Array:
         """The step time of each draw, µs, shape (draws,)."""
-        question = self.step.question
-        drawn = self._steps_us(*self.step.drawn())
-        return drawn[draw_order(question.gpu.name, question.predict.draws)]
+        return self._steps_us(*self.step.drawn())
 
     def _steps_us(self, times: Array, host: Array) -> Array:
         """Step times of draws of kernel and host times, with the error that all decoders share; shape (draws,)."""
@@ -355,9 +357,7 @@ class ScheduledDraws:
         total: Array = np.sum(list(families.values()), axis=0)
         growth = total / max(total.mean(), 1e-9)
         step_us = self._steps_us(times, host)
-        found = parts_of_step(families, step_us, active * growth, exposed * growth)
-        order = draw_order(step.question.gpu.name, step.question.predict.draws)
-        return {name: us[order] for name, us in found.items()}
+        return parts_of_step(families, step_us, active * growth, exposed * growth)
 
 
 def predict_scheduled(

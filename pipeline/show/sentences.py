@@ -176,6 +176,14 @@ def _one_gpu(rows: pd.DataFrame) -> str:
     return f"{gpu} is busy {span(float(busy.min()), float(busy.max()), ' %')} of the step{where}"
 
 
+def on_hosts(rows: pd.DataFrame) -> str:
+    """The host of `steps` rows, as the end of a title."""
+    hosts = distinct(rows["host"]) if "host" in rows else []
+    if len(hosts) > 1:
+        return ", each on its usual host"
+    return f", on {hosts[0]}" if hosts else ""
+
+
 def family_sentence(shares: pd.DataFrame) -> str:
     """What takes most of a model's step.
 

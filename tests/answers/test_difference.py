@@ -118,6 +118,42 @@ def test_a_step_differs_from_itself_in_nothing(v100: Prediction) -> None:
     assert problems(diff.plot()) == []
 
 
+def test_what_another_host_changes_is_a_part_of_its_own(v100: Prediction) -> None:
+    """Both wait for the host: on one host they take the same time, and the draws of the host are pairs."""
+    diff = v100.diff(predict("A100", batch_size=2048, **SMALL))
+    assert diff.host in diff.parts and diff.host is not None and diff.on_one_host is not None
+    assert diff.host.name == f"host {diff.b.host}" and diff.a.host != diff.b.host
+    assert diff.on_one_host.us + diff.host.us == pytest.approx(diff.step.us)
+    assert sum(part.us for part in diff.parts) == pytest.approx(diff.step.us, abs=1e-6)
+    assert diff.sentence.startswith(f"On host {diff.a.host}, ") and diff.host.name in diff.sentence
+    assert diff.on_one_host.p90_us == pytest.approx(0.0, abs=1e-6)
+    assert problems(diff.plot()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "dlrm_small", "model__embedding": "fused", "parallel": "hybrid"},
+        {
+            "model": "gpt",
+            "model__layers": 2,
+            "model__width": 64,
+            "model__heads": 2,
+            "model__seq_len": 32,
+            "parallel__pp": 2,
+        },
+    ],
+)
+def test_draws_of_ranks_and_stages_that_wait_for_one_host_are_pairs(
+    options: dict[str, object],
+) -> None:
+    """Times of kernels are shuffled by GPU, those of the host by host."""
+    asked = {"batch_size": 4, "host": "typical-2017", "predict__draws": 64, **options}
+    a, b = (predict(gpu, devices=2, **asked) for gpu in ("H100", "A100"))
+    assert {a.bound, b.bound} == {"host"} and a.draws_us is not None and b.draws_us is not None
+    assert np.corrcoef(np.log(a.draws_us), np.log(b.draws_us))[0, 1] > 0.8
+
+
 def test_swapped_steps_negate_changes_and_intervals(pair: tuple[Prediction, Prediction]) -> None:
     there, back = pair[0].diff(pair[1]), pair[1].diff(pair[0])
     ways = {part.name: part for part in back.parts} | {"step": back.step}

@@ -84,7 +84,7 @@ def draw_step(prediction: Prediction, page: Page = WIDE) -> Figure:
     board.number_ticks(axes)
     named = f" ({p.named})" if p.named else ""
     board.title(axes, f"{p.title}{named}: {milliseconds(p.predicted_us)}, {verdict(p)}")
-    board.note("Whisker: p10 to p90.")
+    board.note(f"Whisker: p10 to p90. Host {p.host}." if p.host else "Whisker: p10 to p90.")
     if p.several:
         board.note("Of collectives, the part is drawn that no kernel hides.")
     elif sum(p.families_us.values()) > OVERLAP * p.active_us:

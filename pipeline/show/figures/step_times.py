@@ -27,7 +27,7 @@ from pipeline.show.figures.board import (
     value_labels,
 )
 from pipeline.show.figures.figure_data import point_columns
-from pipeline.show.sentences import family_sentence, step_sentence
+from pipeline.show.sentences import family_sentence, on_hosts, step_sentence
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -100,11 +100,9 @@ def step_times(steps: pd.DataFrame, page: Page = WIDE, alike: pd.DataFrame | Non
 
     def draw(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
         step_bars(board, axes, rows)
-        if alike is None:
-            apart = "host" in rows and rows["host"].nunique() > 1
-            return step_sentence(rows) + ", each on its usual host" * bool(apart)
-        model = rows["model_variant"].iloc[0]
-        return step_sentence(alike[alike["model_variant"] == model])
+        same = rows if alike is None else alike
+        compared = same[same["model_variant"] == rows["model_variant"].iloc[0]]
+        return step_sentence(compared) + on_hosts(compared)
 
     board = panel_per_model(steps, page, draw)
     board.legend(*step_legend(bool(steps["measured_us"].notna().any())))

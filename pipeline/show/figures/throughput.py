@@ -19,7 +19,7 @@ from pipeline.show.figures.board import (
     spread,
 )
 from pipeline.show.figures.step_times import panel_per_model
-from pipeline.show.sentences import throughput_sentence
+from pipeline.show.sentences import on_hosts, throughput_sentence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ def throughput(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
         for axes, (model, rows) in zip(board.panels, groups, strict=True):
             _throughput_lines(axes, rows, colours, markers)
             board.names(axes, "batch size (samples)", "samples/s")
-            board.title(axes, f"{model}: {throughput_sentence(rows)}")
+            board.title(axes, f"{model}: {throughput_sentence(rows)}{on_hosts(rows)}")
         handles = [
             Line2D([], [], color=colour, marker=markers[gpu], linewidth=1.3)
             for gpu, colour in colours.items()
@@ -77,7 +77,7 @@ def _throughput_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
     board.names(axes, "throughput (samples/s)")
     axes.set_xlim(left=0)
     board.number_ticks(axes)
-    return throughput_sentence(rows)
+    return throughput_sentence(rows) + on_hosts(rows)
 
 
 def _throughput_lines(
