@@ -69,6 +69,7 @@ function digits(number) {
 }
 function time(us) { return us < 999.5 ? `${digits(us)} µs` : `${digits(us / 1000)} ms`; }
 function gib(bytes) { return digits(bytes / 2 ** 30); }
+function tick(value) { return value >= 1000 ? digits(value) : String(Number(value.toPrecision(3))); }
 
 function label(point, points) {
   const parts = AXES.filter(axis => values(points, axis).length > 1 || axis === "gpu").map(axis => point[axis]);
@@ -112,10 +113,11 @@ function bars(host, rows, says, longest, draw) {
   });
 }
 
-function drawSteps(host, points) {
+// Bars are as long as their share of the longest of all batch sizes, so that they move with the slider.
+function drawSteps(host, points, every) {
   const rows = points.map(point => ({ point, name: label(point, points),
     text: `${time(point.us)}, ${Math.round(100 * point.active / point.us)} % busy, ${point.bound}-bound` }));
-  bars(host, rows, "time of one step", Math.max(...points.map(point => point.p90)), (row, top, x, picture) => {
+  bars(host, rows, "time of one step", Math.max(...every.map(point => point.p90)), (row, top, x, picture) => {
     const { us, active, p10, p90 } = row.point, middle = top + 9;
     picture.append(drawn("rect", { x: 0, y: top, width: x(active), height: 18, class: "active" }),
       drawn("rect", { x: x(active), y: top, width: Math.max(0, x(us) - x(active)), height: 18, fill: HATCH, class: "edge" }),
@@ -123,10 +125,10 @@ function drawSteps(host, points) {
   });
 }
 
-function drawMemory(host, points) {
+function drawMemory(host, points, every) {
   const rows = points.map(point => ({ point, bad: !point.fits, name: label(point, points),
     text: `${gib(point.memory)} of ${gib(point.usable)} GiB` + (point.fits ? point.tight ? ": tight" : "" : ": does not fit") }));
-  const longest = Math.max(...points.map(point => Math.max(point.memory, point.usable)));
+  const longest = Math.max(...every.map(point => Math.max(point.memory, point.usable)));
   bars(host, rows, "memory need and usable memory", longest, (row, top, x, picture) => {
     const { memory, usable } = row.point;
     picture.append(drawn("rect", { x: 0, y: top, width: x(usable), height: 18, class: "room" }),
@@ -135,35 +137,38 @@ function drawMemory(host, points) {
   });
 }
 
-// Round numbers between two ends, for a logarithmic axis.
+// Round numbers between two ends, for a logarithmic axis: at most about eight.
 function ticks(low, high) {
-  const found = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
-    found.push(...[1, 2, 5].map(step => step * 10 ** power).filter(value => value >= low && value <= high));
+  const found = [], decades = Math.log10(high / low), each = Math.ceil(decades / 8) || 1;
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += each)
+    found.push(...(decades < 2.5 ? [1, 2, 5] : [1]).map(step => step * 10 ** power).filter(value => value >= low && value <= high));
   return found.length > 1 ? found : [low, high];
 }
 
 function drawFront(host, points, batch) {
   const shown = points.filter(point => point.fits && point.cost != null);
   if (!shown.length) { host.textContent = "No point that fits has a price: docs/prices.md says how to give one."; return; }
-  const best = front(shown), height = 320, left = 44, bottom = 44, right = 12;
+  const seconds = point => point.us / point.samples, ends = list => [Math.min(...list), Math.max(...list)];
+  const times = shown.flatMap(point => [point.p10, point.p90].map(us => us / point.samples));
+  const paid = shown.flatMap(point => [point.p10, point.p90].map(us => point.cost * us / point.us)), costs = ticks(...ends(paid));
+  const left = 12 + LETTER * Math.max(...costs.map(value => tick(value).length));
+  const best = front(shown), height = 320, bottom = 44, right = 12;
   const { picture, width } = canvas(host, height, "time against cost of a million samples");
-  const seconds = point => point.us / point.samples, logs = list => list.map(Math.log);
+  const logs = list => list.map(Math.log);
   const scale = (list, from, to) => {
     const low = Math.min(...list), high = Math.max(...list), wide = high - low || 1;
     return value => from + (Math.log(value) - low) / wide * (to - from) * (high > low ? 1 : 0) + (high > low ? 0 : (to - from) / 2);
   };
-  const x = scale(logs(shown.map(seconds)), left + 20, width - right - 90);
-  const y = scale(logs(shown.map(point => point.cost)), height - bottom - 22, 36);
+  const x = scale(logs(times), left + 20, width - right - 90);
+  const y = scale(logs(paid), height - bottom - 22, 36);
   picture.append(drawn("path", { d: `M${left} 20V${height - bottom}H${width - right}`, class: "axis" }),
-    drawn("text", { x: 0, y: 14, class: "name" }, `↑ ${shown[0].currency} for a million samples`),
-    drawn("text", { x: width - right, y: height - 8, class: "value" }, "seconds for a million samples →"),
+    drawn("text", { x: 0, y: 14, class: "name" }, `↑ ${shown[0].currency} for a million samples, logarithmic`),
+    drawn("text", { x: width - right, y: height - 8, class: "value" }, "seconds for a million samples, logarithmic →"),
     drawn("path", { d: best.map((point, at) => `${at ? "L" : "M"}${x(seconds(point))} ${y(point.cost)}`).join(""), class: "front" }));
-  const ends = list => [Math.min(...list), Math.max(...list)];
-  for (const value of ticks(...ends(shown.map(seconds))))
-    picture.append(drawn("text", { x: x(value), y: height - bottom + 15, class: "tick" }, digits(value)));
-  for (const value of ticks(...ends(shown.map(point => point.cost))))
-    picture.append(drawn("text", { x: left - 6, y: y(value) + 4, class: "value" }, digits(value)));
+  for (const value of ticks(...ends(times)))
+    picture.append(drawn("text", { x: x(value), y: height - bottom + 15, class: "tick" }, tick(value)));
+  for (const value of costs)
+    picture.append(drawn("text", { x: left - 6, y: y(value) + 4, class: "value" }, tick(value)));
   const named = [];
   for (const point of [...shown].sort((a, b) => y(a.cost) - y(b.cost))) {
     const now = point.batch === batch, at = [x(seconds(point)), y(point.cost)];
@@ -171,6 +176,10 @@ function drawFront(host, points, batch) {
     const mark = drawn("circle", { cx: at[0], cy: at[1], r: now ? 6 : 4, class: now ? "now" : "other" });
     mark.append(drawn("title", {}, says));
     picture.append(mark);
+    if (now) {  // a longer step costs more: p10 to p90 lie on a slope
+      const end = us => `${x(us / point.samples)} ${y(point.cost * us / point.us)}`;
+      picture.append(drawn("path", { d: `M${end(point.p10)}L${end(point.p90)}`, class: "reach" }));
+    }
     if (!now && !best.includes(point)) continue;
     const text = `${label(point, points)} b${point.batch}`, long = 7 * text.length, left = at[0] + 9 + long > width;
     const from = left ? at[0] - 9 - long : at[0] + 9;
@@ -191,8 +200,7 @@ function start() {
       legend.textContent = axis === "gpu" ? "GPU" : axis;
       group.append(legend, ...values(points, axis).map(value => {
         const chip = document.createElement("label"), box = document.createElement("input");
-        Object.assign(box, { type: axis === "model" ? "radio" : "checkbox", name: `explore-${axis}`,
-          checked: state[axis].includes(value) });
+        Object.assign(box, { type: axis === "model" ? "radio" : "checkbox", name: `explore-${axis}`, value });
         box.addEventListener("change", () => {
           const on = axis === "model" ? [value] : values(points, axis).filter(other => other === value ? box.checked : state[axis].includes(other));
           change({ [axis]: on.length ? on : state[axis] });
@@ -205,13 +213,17 @@ function start() {
   }
 
   function show() {
+    for (const axis of AXES)  // the toggles stay, and with them the keyboard's focus
+      for (const box of document.getElementsByName(`explore-${axis}`)) box.checked = state[axis].includes(box.value);
     const all = sizes(points, state), slider = element("batch"), picked = chosen(points, state);
-    Object.assign(slider, { min: 0, max: all.length - 1, value: all.indexOf(state.batch), disabled: all.length < 2 });
+    Object.assign(slider, { min: 0, max: all.length - 1, value: all.indexOf(state.batch) });
+    slider.parentElement.hidden = all.length < 2;
     slider.setAttribute("aria-valuetext", state.batch);
     element("size").textContent = state.batch.toLocaleString("en");
     const rows = picked.filter(point => point.batch === state.batch);
     element("none").hidden = rows.length > 0;
-    if (rows.length) { drawSteps(element("steps"), rows); drawMemory(element("memory"), rows); }
+    const every = points.filter(point => state.model.includes(point.model));
+    if (rows.length) { drawSteps(element("steps"), rows, every); drawMemory(element("memory"), rows, every); }
     else { element("steps").replaceChildren(); element("memory").replaceChildren(); }
     drawFront(element("front"), picked, state.batch);
     element("command").textContent = command(rows);
@@ -222,7 +234,6 @@ function start() {
     const all = sizes(points, state);
     if (!all.includes(state.batch)) state.batch = all.at(-1);
     history.replaceState(null, "", writeState(points, state));
-    toggles();
     show();
   }
 
@@ -233,7 +244,7 @@ function start() {
     catch { getSelection().selectAllChildren(text); said.textContent = "selected: copy it with Ctrl-C"; }
   });
   addEventListener("hashchange", () => {
-    if (location.hash.includes("=")) { state = readState(points, location.hash); toggles(); show(); }
+    if (location.hash.includes("=")) { state = readState(points, location.hash); show(); }
   });
   addEventListener("resize", show);
   toggles();

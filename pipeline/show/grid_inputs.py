@@ -111,12 +111,20 @@ def _choice(folder: Path) -> str:
     return folder.name if folder.parent.parent.name == "kernels" else ""
 
 
-def grid_steps(flow: Flow) -> tuple[Prediction, ...]:
-    """Steps to look into, with their calls, the slower first: of both GPUs of a grid of two, else of the first GPU.
+def grid_steps(flow: Flow, predictions: Sequence[Prediction]) -> tuple[Prediction, ...]:
+    """Steps to look into, with their calls, the slower first: of both GPUs of a grid of two, else of the fastest GPU.
 
     The first model is taken, at its largest batch size that fits, else the smallest. `gpu=local` has none.
+
+    Args:
+        flow: the grid.
+        predictions: its points, which say what GPU has most samples per second.
     """
-    gpus = flow.gpus if len(flow.gpus) == 2 else flow.gpus[:1]
+    best = max(
+        (p for p in predictions if p.model == flow.points[0].model),
+        key=lambda p: (p.fits, p.samples_per_s),
+    )
+    gpus = flow.gpus if len(flow.gpus) == 2 else [best.gpu]
     by_batch: dict[tuple[str, int], dict[str, Question]] = {}
     for point in flow.points:
         if point.model == flow.points[0].model and point.gpu.name in gpus and not point.local:

@@ -68,7 +68,7 @@ def answers(table: pd.DataFrame, predictions: Sequence[Prediction]) -> list[str]
     )
     sentences.append(
         f"How sure: p10 to p90 is at most −{-low.min():.0f} % to +{high.max():.0f} % of a step."
-        f" {_evidence(predictions)}"
+        f" {weakest(predictions)}"
     )
     return sentences
 
@@ -83,7 +83,7 @@ def _one_answer(p: Prediction) -> list[str]:
             f"The {'GPU' if p.bound == 'device' else p.bound} limits the step: the GPU idles "
             f"{100 * p.idle_us / p.predicted_us:.0f} % of it"
         ),
-        f"It needs {p.memory_text.replace(',', ':')}. {_evidence([p])}",
+        f"It needs {p.memory_text.replace(',', ':')}. {weakest([p])}",
     ]
 
 
@@ -98,7 +98,7 @@ def _memory_sentences(predictions: Sequence[Prediction]) -> list[str]:
     return [f"batch {sizes} does not fit {listed(gpus)}" for sizes, gpus in by_sizes.items()]
 
 
-def _evidence(predictions: Sequence[Prediction]) -> str:
+def weakest(predictions: Sequence[Prediction]) -> str:
     """The prediction that is least sure, and how sure it is."""
     order = ("measured", *(word for word, _ in SURENESS), "guess")
     p = max(predictions, key=lambda p: (order.index(p.sureness), p.p90_us / p.p10_us))

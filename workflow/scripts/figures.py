@@ -15,14 +15,16 @@ with job(snakemake):
         with_distinct_names,
         with_gpus,
     )
+    from pipeline.summary_rows import predictions_of
 
     given = snakemake.input
+    summary = read_table(given.summary, "summary")
     artifacts = Artifacts(
-        read_table(given.summary, "summary"),
+        summary,
         read_observations(given.hosts),
         with_distinct_names(with_gpus([*given.models, *snakemake.params.shipped])),
         operators=read_operators(given.graphs),
-        detailed=grid_steps(Flow.from_config(snakemake.config)),
+        detailed=grid_steps(Flow.from_config(snakemake.config), predictions_of(summary)),
         workloads=tuple(snakemake.params.workloads),
     )
     for name, reason in draw_all(artifacts, Path(snakemake.output.folder)).items():

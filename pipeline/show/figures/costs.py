@@ -65,7 +65,7 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
     prices = ", ".join(f"{row.gpu} {row.price_per_hour:.4g}" for row in priced.itertuples())
     providers = ", ".join(dict.fromkeys(filter(None, table["provider"].dropna())))
     board.note(
-        f"Best batch of each GPU. {currency} per hour{f' ({providers})' if providers else ''}:"
+        f"Best batch of each GPU. Whiskers: p10 to p90. {currency} per hour{f' ({providers})' if providers else ''}:"
         f" {prices}."
     )
     return board.figure

@@ -23,6 +23,7 @@ from pipeline.show.figures.roofline import draw_roofline, roofline_table
 from pipeline.show.figures.scaling import draw_scaling, scaling_table
 from pipeline.show.figures.throughput import throughput as draw_throughput
 from pipeline.show.figures.waterfall import draw_difference
+from pipeline.show.sentences import weakest
 from pipeline.summary_rows import predictions_of
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ GALLERY = (
         Artifacts.steps,
         steps.step_times,
         "no point was predicted",
-        lambda a, _: _evidence(a.summary),
+        lambda a, _: f"{weakest(predictions_of(a.summary))}.",
     ),
     Entry(
         "throughput",
@@ -299,18 +300,3 @@ def draw_all(
     index = {"drawn": drawn, "not_drawn": absent}
     write_text(folder / INDEX, json.dumps(index, indent=1) + "\n")
     return absent
-
-
-def _evidence(summary: pd.DataFrame) -> str:
-    """Evidence of a grid's predictions for each GPU: mean shares over its points."""
-    by_gpu: dict[str, list[Prediction]] = {}
-    for prediction in predictions_of(summary):
-        by_gpu.setdefault(prediction.gpu, []).append(prediction)
-    lines = []
-    for gpu, points in by_gpu.items():
-        device, host = (
-            steps.percentages(pd.DataFrame(shares).fillna(0.0).mean().to_dict())
-            for shares in ([p.evidence for p in points], [p.host_evidence for p in points])
-        )
-        lines.append(f"{gpu}: device time {device}; host time {host}.")
-    return "Evidence (mean of the points). " + " ".join(lines)

@@ -51,8 +51,6 @@ def throughput(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
             for gpu, colour in colours.items()
         ]
         board.legend(handles, list(colours))
-        if len(gpus) > 1:
-            board.note("Marks stand beside each other where GPUs are equally fast.")
     else:
         board = panel_per_model(steps, page, _throughput_bars)
     board.note("Whiskers: p10 to p90.")
@@ -83,11 +81,10 @@ def _throughput_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
 def _throughput_lines(
     axes: Axes, rows: pd.DataFrame, colours: dict[str, str], markers: dict[str, str]
 ) -> None:
-    gpus = distinct(rows["gpu"])
-    for number, gpu in enumerate(gpus):
+    for gpu in distinct(rows["gpu"]):
         line = rows[rows["gpu"] == gpu].sort_values("batch_size")
         speed, low, high = _speeds(line)
-        size = line["batch_size"].to_numpy(float) * 1.045 ** (2 * number - len(gpus) + 1)
+        size = line["batch_size"].to_numpy(float)
         colour = colours[gpu]
         axes.errorbar(
             size,

@@ -62,6 +62,7 @@ def draw_difference(difference: Difference, page: Page = WIDE) -> Figure:
         board.names(axes, "change of these calls (ms)")
         board.number_ticks(axes)
         board.title(axes, "The calls that changed most")
+    board.note("Whiskers: p10 to p90." + " Dotted: longer." * any(part.us > 0 for part in parts))
     for note in d.notes[:2]:
         board.note(f"{note[0].upper()}{note[1:]}.")
     return board.figure
