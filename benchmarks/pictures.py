@@ -18,6 +18,7 @@ import pandas as pd
 
 from evaluation.figures.accuracy_data import mean_errors
 from evaluation.figures.accuracy_inputs import PAIR_ERRORS
+from evaluation.figures.kernel_errors import kernel_errors
 from evaluation.figures.measured_errors import replay_errors
 from evaluation.pages.accuracy_tables import TRANSFER_BARS
 from evaluation.pages.readme_tables import shipped_families
@@ -26,7 +27,6 @@ from pipeline.answers.kernel_commands import predict_command
 from pipeline.palette import SERIES
 from pipeline.paths import project_dir, transfer_dir
 from pipeline.readable import span
-from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures.board import FAMILY_ORDER, MARKERS, NOTE, Board, Page, plain_ticks, save
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def kernels() -> Figure:
     """Held-out errors of the shipped models by family, and predicted throughput of a linear layer by batch size."""
     board = Board([3.4, 3.4], Page(11.0, 2, 1.5), grid="both")
     left, right = board.panels
-    errors = tables.kernel_errors(shipped_families())
+    errors = kernel_errors(shipped_families())
     errors = errors[errors["family"].isin(FAMILY_ORDER)]
     half = errors["gpu"].astype(str).str.endswith("(bf16)")
     series = errors["gpu"].astype(str).where(~half, "nine newer GPUs: bf16")

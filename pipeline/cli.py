@@ -291,7 +291,7 @@ def _facts(comparison: Comparison) -> tuple[dict[str, Any], list[dict[str, Any]]
         "unpredicted": refused,
         "largest_batch": comparison.largest,
         "largest_batch_estimated": sorted(comparison.estimated),
-        "hosts": comparison.hosts,
+        "hosts": comparison.one_host.note,
         "ties": {f"{model}, {what}": t.as_dict() for (model, what), t in comparison.ties.items()},
     }
     if comparison.prices:

@@ -19,7 +19,7 @@ from pipeline.measured.campaign_reader import profiled_kernel_us, read_traces
 from pipeline.paths import CAMPAIGN
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
-from pipeline.show.figures.figure_data import TEST_PREDICTIONS
+from pipeline.show.kernel_runs import TEST_PREDICTIONS
 from pipeline.simulate.assembly import assemble
 from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.load import load_trace

@@ -94,28 +94,6 @@ def model_transfer(errors: pd.DataFrame) -> pd.DataFrame:
     return groups.agg(mape="mean", passes="size").reset_index()
 
 
-def passes_moved(errors: pd.DataFrame) -> pd.DataFrame:
-    """Whole models scaled from one GPU to another by the tracker and by wave scaling, with a row per pass and pair.
-
-    Args:
-        errors: as for `model_transfer`.
-
-    Returns:
-        model, mode, seq_len, batch_size, option, origin, destination, measured_us, predicted_us, wave_us.
-    """
-    key = [
-        name
-        for name in ("model", "mode", "seq_len", "batch_size", "option", "origin", "destination")
-        if name in errors
-    ]
-    keyed = errors.assign(**{name: errors[name].fillna("") for name in key})
-    ours, waves = (keyed[keyed["method"] == method] for method in (TRACKER_METHOD, "wave"))
-    waves = waves[[*key, "predicted_us"]].rename(columns={"predicted_us": "wave_us"})
-    return ours[[*key, "measured_us", "predicted_us"]].merge(
-        waves, on=key, how="left", validate="one_to_one"
-    )
-
-
 OWN, SHARED, OURS = (
     "Lin et al., own overheads",
     "Lin et al., shared overheads",

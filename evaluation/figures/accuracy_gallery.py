@@ -1,17 +1,7 @@
-"""All figures of a grid in a checkout: those of the product, and those of errors.
-
-The figures of errors read these tables of `Artifacts.further`; one that is missing or empty is not drawn:
-
-- `parts`: rows of `evaluation.checks.error_parts.error_parts` of measured points.
-- `replays`: `evaluation.checks.replayed_traces.replay_spans`.
-- `passes`: `evaluation.checks.language_passes.predict_passes`.
-- `transfer`: errors between GPUs from `evaluation.training.left_out_gpu.pair_errors`.
-- `models_moved`: errors of whole models between GPUs from `evaluation.checks.surfer_pairs.paper_surfer`.
-"""
+"""All figures of a grid in a checkout: those of the product, and those of errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -20,10 +10,9 @@ from evaluation.checks.lin2022_steps import predicted_cnn, predicted_dlrm
 from evaluation.figures import accuracy_data as tables
 from evaluation.figures import measured_errors as measured
 from evaluation.figures import paper_figures as paper
-from evaluation.figures import transfer_errors as transfer
 from evaluation.published.published_errors import published
 from pipeline.show.figures.board import WIDE, Page
-from pipeline.show.figures.gallery import ACCURACY, CATEGORIES, GALLERY, TRANSFER, Artifacts, Entry
+from pipeline.show.figures.gallery import ACCURACY, CATEGORIES, GALLERY, Artifacts, Entry
 from pipeline.summary_rows import predictions_of
 
 if TYPE_CHECKING:
@@ -43,23 +32,7 @@ def _convnets(artifacts: Artifacts) -> pd.DataFrame:
 
 
 def _parts(artifacts: Artifacts) -> pd.DataFrame:
-    return tables.error_parts(artifacts.summary, artifacts.further.get("parts"))
-
-
-def _further(
-    name: str, make: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
-) -> Callable[[Artifacts], pd.DataFrame]:
-    """Makes a figure's table from one of `Artifacts.further`; an empty table if there is none."""
-
-    def table_of(artifacts: Artifacts) -> pd.DataFrame:
-        table = artifacts.further.get(name, pd.DataFrame())
-        return make(table) if len(table) else table
-
-    return table_of
-
-
-def _by_auto(errors: pd.DataFrame) -> pd.DataFrame:
-    return errors[errors["method"] == "auto"]
+    return tables.error_parts(artifacts.summary, artifacts.parts)
 
 
 def _published_dlrm(artifacts: Artifacts) -> pd.DataFrame:
@@ -89,14 +62,6 @@ _NO_NETWORK = (
     "no point is a step of a network that Lin et al. measured, in their loop: use"
     " experiment=paper_cnn"
 )
-_NO_CHECKS = (
-    "the public data was not replayed: run `snakemake -- checks` where the data is available"
-)
-_NO_PAIRS = (
-    "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public"
-    " data)"
-)
-
 ACCURACY_FIGURES = (
     Entry(
         "published_steps",
@@ -161,54 +126,6 @@ ACCURACY_FIGURES = (
         _convnets,
         measured.convolutional_networks,
         "this grid has neither ResNet-50 nor Inception v3; use experiment=paper_cnn",
-    ),
-    Entry(
-        "replays",
-        "Replayed traces",
-        ACCURACY,
-        _further("replays", tables.mean_errors),
-        measured.replay_errors,
-        _NO_CHECKS,
-    ),
-    Entry(
-        "whole_models",
-        "Whole language models",
-        ACCURACY,
-        _further("passes"),
-        measured.whole_models,
-        _NO_CHECKS,
-    ),
-    Entry(
-        "transfer_steps",
-        "Whole models on another GPU",
-        TRANSFER,
-        _further("models_moved", tables.passes_moved),
-        transfer.steps_moved,
-        _NO_PAIRS,
-    ),
-    Entry(
-        "transfer_models",
-        "Whole models by pair of GPUs",
-        TRANSFER,
-        _further("models_moved", tables.model_transfer),
-        transfer.errors_by_pair,
-        _NO_PAIRS,
-    ),
-    Entry(
-        "transfer_methods",
-        "Wave scaling and networks",
-        TRANSFER,
-        _further("transfer", tables.methods_by_family),
-        paper.methods_between_gpus,
-        _NO_PAIRS,
-    ),
-    Entry(
-        "transfer_kernels",
-        "Kernels by GPU",
-        TRANSFER,
-        _further("transfer", _by_auto),
-        transfer.errors_by_destination,
-        _NO_PAIRS,
     ),
 )
 """The figures that compare with measured steps, public measurements and published errors."""

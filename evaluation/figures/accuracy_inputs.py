@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.answers.who_answers import HAS_MODELS, Source, kernel_source
 from pipeline.errors import TableError
 from pipeline.flow import Flow, in_campaign
-from pipeline.model_files import check_if_shipped, file_digest
-from pipeline.paths import transfer_dir
+from pipeline.model_files import check_if_shipped, model_folders
 from pipeline.schemas import read_frame
 
 PAIR_ERRORS, MODEL_ERRORS = "pair_errors.csv", "model_errors.csv"
@@ -29,30 +29,26 @@ def error_parts(flow: Flow) -> list[str]:
     ]
 
 
-def available_checks(root: str) -> dict[str, dict[str, str]]:
-    """Results of checks against public measurements and of errors between GPUs: computed here, else shipped, else none.
+def fitted_models(flow: Flow) -> list[str]:
+    """Model folders that the grid's points use and that this run fits."""
+    folders: dict[str, None] = {}
+    for point in flow.points:
+        source = kernel_source(point.gpu.name)
+        if source in HAS_MODELS:
+            folders |= dict.fromkeys(flow.models(point.gpu.name, point.kernels_label, source))
+    return list(folders)
 
-    Rules of figures use them as params, not as inputs, so that drawing does not run the checks again.
 
-    Args:
-        root: the results folder.
+def shipped_models(flow: Flow) -> list[str]:
+    """Model folders of the packs that the grid's points use."""
+    gpus = [gpu for gpu in flow.gpus if kernel_source(gpu) is Source.PACK]
+    return [str(path) for gpu in gpus for path in model_folders(gpu)]
 
-    Returns:
-        Digests by file for each kind: replays, passes, transfer (several or none), models_moved.
-    """
-    computed, shipped = Path(root) / "transfer", transfer_dir()
-    pairs = sorted(computed.glob("*.parquet")) or [shipped / PAIR_ERRORS]
-    models = Path(root) / "transfer_models.parquet"
-    kinds = {
-        "replays": [Path(root) / "checks/replays.parquet"],
-        "passes": [Path(root) / "checks/passes.parquet"],
-        "transfer": pairs,
-        "models_moved": [models if models.is_file() else shipped / MODEL_ERRORS],
-    }
-    return {
-        kind: {str(path): file_digest(path)[:16] for path in paths if path.is_file()}
-        for kind, paths in kinds.items()
-    }
+
+def with_gpus(folders: Sequence[str]) -> tuple[tuple[str, Path], ...]:
+    """(GPU, folder) pairs of model folders; the GPU's name is the part of the path before `kernels`."""
+    paths = [Path(folder) for folder in folders]
+    return tuple((path.parts[path.parts.index("kernels") - 1], path) for path in paths)
 
 
 def read_any(paths: Sequence[str]) -> pd.DataFrame:

@@ -324,25 +324,6 @@ def replay_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     return board.figure
 
 
-def whole_models(passes: pd.DataFrame, page: Page = WIDE) -> Figure:
-    """Predicted against measured latency of whole language models, with a colour and mark per GPU.
-
-    Args:
-        passes: `predicted_passes` of `evaluation.checks.language_passes`.
-    """
-    board = Board([3.2], page, grid="both")
-    board.legend(*draw_passes(board, board.panels[0], passes))
-    error = 100 * (passes["predicted_us"] / passes["measured_us"] - 1).abs()
-    board.headline(
-        f"Whole language models: {error.mean():.1f} % mean error, {error.max():.1f} % at worst"
-    )
-    board.note(
-        "fp32, inference and training passes measured by NeuSight; none of them was used in"
-        " fitting. Line: equality; grey: within 10 %."
-    )
-    return board.figure
-
-
 def draw_passes(board: Board, axes: Axes, passes: pd.DataFrame) -> tuple[list[Artist], list[str]]:
     """Draw predicted against measured passes; returns a mark per GPU and its name with the mean error."""
     equality(axes, passes[["measured_us", "predicted_us"]].to_numpy(float) / 1e6)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from html import escape
-from pathlib import Path
 
 import pandas as pd
 
@@ -18,7 +15,6 @@ from pipeline.flow import Flow, key_of
 from pipeline.kernels.error_metrics import DECILES
 from pipeline.prediction import Prediction
 from pipeline.question.question import LOCAL_GPU
-from pipeline.schemas import write_text
 from pipeline.show.html_report import Section
 
 Cell = Callable[[pd.Series], str]
@@ -49,7 +45,7 @@ def sections(
     Args:
         steps: `steps` of `pipeline.show.figures.step_times`.
         errors, parts: `errors_by_part`, `error_parts` of `evaluation.figures.accuracy_data`.
-        kernels: `kernel_errors` of `pipeline.show.figures.figure_data`.
+        kernels: `kernel_errors` of `evaluation.figures`.
         missing: sentences about evidence that is not available.
         published: `published_steps` of this grid; may be empty.
     """
@@ -125,11 +121,6 @@ def markdown(title: str, parts: Sequence[Section]) -> str:
         if part.rows:
             lines += ["", table(part.header, part.rows)]
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
-
-
-def write_sections(parts: Sequence[Section], path: str | Path) -> None:
-    """Write the sections as JSON, for the report of the grid."""
-    write_text(path, json.dumps([asdict(each) for each in parts], indent=1) + "\n")
 
 
 def html(title: str, parts: Sequence[Section]) -> str:

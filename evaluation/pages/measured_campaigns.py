@@ -20,7 +20,8 @@ from typing import Any
 import pandas as pd
 
 from evaluation.checks import error_parts as parts
-from evaluation.figures.accuracy_inputs import read_any
+from evaluation.figures.accuracy_inputs import fitted_models, read_any, with_gpus
+from evaluation.figures.kernel_errors import kernel_errors
 from evaluation.pages.accuracy_tables import FAMILY_TITLES
 from evaluation.pages.markdown import markdown, rewrite
 from pipeline.errors import InputError, SteptimeError
@@ -31,8 +32,6 @@ from pipeline.paths import campaign_gpus, measurements_dir, project_dir
 from pipeline.question.compose import choices
 from pipeline.question.question import ask
 from pipeline.readable import distinct
-from pipeline.show.figures.figure_data import kernel_errors
-from pipeline.show.grid_inputs import fitted_models, with_gpus
 from pipeline.show.run_snakemake import run_snakemake
 
 PAGE, MARKER = Path("docs") / "accuracy.md", "measured"

@@ -20,7 +20,7 @@ from evaluation.checks.lin2022_steps import (
     predicted_dlrm,
     question_of,
 )
-from evaluation.figures import paper_figures, transfer_errors
+from evaluation.figures import kernel_errors, overhead_plots, paper_figures, transfer_errors
 from evaluation.figures.accuracy_data import methods_by_family, model_transfer, published_means
 from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from evaluation.pages.lin2022_tables import busy, busy_summary, cnn_summary, dlrm_summary
@@ -39,7 +39,7 @@ from pipeline.paths import transfer_dir
 from pipeline.prices import price_notes, prices_of, with_prices
 from pipeline.question.question import expand
 from pipeline.readable import compact, distinct, rate
-from pipeline.show.figures import costs, figure_data, kernel_errors, overhead_plots, step_times
+from pipeline.show.figures import costs, figure_data, step_times
 from pipeline.show.figures.board import save
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def lin_sections(dlrm: pd.DataFrame, cnn: pd.DataFrame) -> Iterable[Section]:
         dlrm: `predicted_dlrm`, of all steps or some.
         cnn: `predicted_cnn`, of all steps or some.
     """
-    errors = figure_data.kernel_errors(
+    errors = kernel_errors.kernel_errors(
         [(gpu, folder) for gpu in MEASURED_GPUS for folder in model_folders(gpu)]
     )
     yield Section(
@@ -98,7 +98,7 @@ def lin_sections(dlrm: pd.DataFrame, cnn: pd.DataFrame) -> Iterable[Section]:
     )
     in_dlrm = observations["workload"].str.contains("dlrm")
     observations = observations[in_dlrm & observations["type"].isin(["T1", "T2", "T3", "T4", "T5"])]
-    operators = figure_data.dominant_operators(observations)
+    operators = overhead_plots.operators_with_most(observations)
     yield Section(
         "overheads", overhead_table(observations), overhead_plots.dominant_operators(operators)
     )

@@ -24,7 +24,7 @@ def result(kernels: pd.DataFrame, passes: pd.DataFrame, errors: pd.DataFrame) ->
     """The README's picture: kernel models, replayed traces and whole models, each compared with measurements.
 
     Args:
-        kernels: `kernel_errors` table of `pipeline.show.figures.figure_data`.
+        kernels: `kernel_errors` table of `evaluation.figures`.
         passes: `predicted_passes` of `evaluation.checks.language_passes`.
         errors: `mean_errors` of `evaluation.figures.accuracy_data`.
     """

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from evaluation.figures.accuracy_data import mean_errors
 from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
+from evaluation.figures.kernel_errors import kernel_errors
 from evaluation.pages import pictures
 from evaluation.pages.accuracy_means import mean_table, readme_rows
 from evaluation.pages.accuracy_tables import (
@@ -28,7 +29,6 @@ from pipeline.kernels.estimate import FILE as SESSIONS
 from pipeline.model_files import list_packs, model_folders, read_by_gpu
 from pipeline.paths import datasets_dir, packs_dir, project_dir, transfer_dir
 from pipeline.show import run_snakemake as snakemake
-from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures.board import save
 
 RULE_GRAPH_GRID = {"gpu": "local", "model": "dlrm_small", "results": "no-results"}
@@ -67,7 +67,7 @@ def gather(results: Path) -> Evidence:
         for path in (moved / PAIR_ERRORS, moved / MODEL_ERRORS)
     )
     return Evidence(
-        tables.kernel_errors(shipped_families()),
+        kernel_errors(shipped_families()),
         read_any([str(checks["replays"])]),
         read_any([str(checks["passes"])]),
         left_out_errors(moved),

@@ -31,7 +31,7 @@ rule error_parts:
 rule accuracy:
     input:
         summary=rules.summary.output.table,
-        models=GRID.fitted_models(FLOW),
+        models=accuracy_inputs.fitted_models(FLOW),
         parts=ERROR_PARTS,
     output:
         text=f"{ACCURACY}.md",
@@ -43,14 +43,13 @@ rule accuracy:
         ),
         steps=f"{ACCURACY}.steps.parquet",
         kernels=f"{ACCURACY}.kernels.parquet",
-        sections=f"{ACCURACY}.json",
     log:
         f"{FLOW.artifacts.root}/accuracy/logs/{FLOW.grid}.log",
     conda:
         "../../workflow/envs/steptime.yaml"
     params:
         missing=missing_evidence(FLOW),
-        shipped=GRID.shipped_models(FLOW),
+        shipped=accuracy_inputs.shipped_models(FLOW),
         code=FLOW.code("accuracy", drawing=True),
     message:
         "Write the accuracy tables of the grid"

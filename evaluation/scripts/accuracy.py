@@ -4,12 +4,11 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from evaluation.figures.accuracy_data import error_parts, errors_by_part
-    from evaluation.figures.accuracy_inputs import read_any
+    from evaluation.figures.accuracy_inputs import read_any, with_gpus
+    from evaluation.figures.kernel_errors import kernel_errors
     from evaluation.pages import grid_accuracy as accuracy
     from pipeline.schemas import read_table, write_parquet, write_text
-    from pipeline.show.figures.figure_data import kernel_errors
     from pipeline.show.figures.step_times import steps as step_table
-    from pipeline.show.grid_inputs import with_gpus
     from pipeline.summary_rows import predictions_of
 
     summary = read_table(snakemake.input.summary, "summary")
@@ -23,7 +22,6 @@ with job(snakemake):
     title = accuracy.title_of(steps)
     write_text(snakemake.output.text, accuracy.markdown(title, parts))
     write_text(snakemake.output.page, accuracy.html(title, parts))
-    accuracy.write_sections(parts, snakemake.output.sections)
     write_parquet(steps, snakemake.output.steps, provenance=provenance(snakemake))
     write_parquet(kernels, snakemake.output.kernels, provenance=provenance(snakemake))
     for line in snakemake.params.missing:

@@ -324,7 +324,7 @@ def _notes(
                 " prediction"
             )
         elif a.gpu != b.gpu:
-            yield "intervals: the errors of two GPUs' kernel models, and of two hosts, are independent"
+            yield "intervals: errors of two GPUs' kernel models, and of two hosts, are independent"
         else:
             yield "intervals: from paired draws, errors that both steps share cancel"
     if bool(a.traced) != bool(b.traced) and (a.several or b.several):

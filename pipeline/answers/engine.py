@@ -32,12 +32,7 @@ from pipeline.answers.loading import within_loading
 from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.model_sources import AvailableModels, Models, device_key
 from pipeline.answers.role_step import RolesStep, predict_roles
-from pipeline.answers.scheduled_step import (
-    Piece,
-    ScheduledStep,
-    exchanges,
-    predict_scheduled,
-)
+from pipeline.answers.scheduled_step import Piece, ScheduledStep, exchanges, predict_scheduled
 from pipeline.answers.step_errors import interval
 from pipeline.answers.step_prediction import (
     SimulatedStep,
@@ -250,11 +245,7 @@ class Engine:
         return parts[id(calls)]
 
     def _answers(
-        self,
-        steps: Sequence[Step],
-        detail: bool,
-        measured_us: float | None,
-        with_interval: bool,
+        self, steps: Sequence[Step], detail: bool, measured_us: float | None, with_interval: bool
     ) -> Iterator[Answer]:
         """Predict steps: kernel times GPU by GPU, then each step."""
         load_walk_if_it_pays(

@@ -26,6 +26,7 @@ from pipeline.prediction import ASKED, Prediction
 from pipeline.prices import Price, one_currency, price_notes
 from pipeline.question.question import LOCAL_GPU, Question
 from pipeline.readable import distinct, html_table, in_gib, in_ms, prefix_of, rate, three_digits
+from pipeline.show.brief import brief
 from pipeline.show.comparison_columns import (
     DEFAULT,
     Rows,
@@ -39,6 +40,7 @@ from pipeline.show.comparison_columns import (
 from pipeline.show.explore_page import page_points, write_page
 from pipeline.show.figures.board import check_file
 from pipeline.show.figures.python_plots import draw_steps
+from pipeline.show.sentences import grid_title
 from pipeline.show.tables import Catalogue, console, interval, show_one, show_paths, values_of
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
@@ -101,8 +103,9 @@ class Comparison:
         }
         best = {model: f"{p.gpu} at batch {p.batch_size}" for model, p in self.best.items()} | ties
         named = ", ".join(f"{model}: {text}" for model, text in best.items()) or "none fits"
-        count = len(self.predictions)
-        return f"<Comparison of {count} predictions; most samples per second: {named}>"
+        return (
+            f"<Comparison of {len(self.predictions)} predictions; most samples per second: {named}>"
+        )
 
     def __str__(self) -> str:
         """The table with its notes, as `steptime compare` prints it into a pipe."""
@@ -112,12 +115,7 @@ class Comparison:
 
     def plot(self) -> Figure:
         """The predicted steps with their intervals, as bars; how they scale where their numbers of GPUs differ."""
-        return draw_steps(self.predictions, [self.one_host.of(p) for p in self.predictions])
-
-    @property
-    def hosts(self) -> str | None:
-        """A line on hosts that differ."""
-        return self.one_host.note
+        return draw_steps(self.predictions, self.alike)
 
     def write_page(self, path: str | Path) -> None:
         """Write a page to play with: toggles over the points and a slider of the batch size, in one file.
@@ -127,8 +125,13 @@ class Comparison:
         """
         check_file(Path(path), "--page", ("html",))
         points = page_points(self.predictions, self.usable_bytes)
-        notes = [text.plain for text in self.notes(("host",))]
-        write_page(Path(path), points, self.predictions, notes)
+        said = brief(self.alike, self.usable_bytes), [t.plain for t in self.notes(("host",))]
+        write_page(Path(path), points, grid_title(self.predictions), *said)
+
+    @property
+    def alike(self) -> list[Prediction]:
+        """The predictions on one host."""
+        return [self.one_host.of(p) for p in self.predictions]
 
     @property
     def _rows(self) -> Rows:
@@ -137,8 +140,7 @@ class Comparison:
     @cached_property
     def prices(self) -> dict[str, Price]:
         """The prices of the GPUs; the table has a column of samples per price if any GPU has one."""
-        prices = {p.gpu: p.price for p in self.predictions}
-        return {gpu: price for gpu, price in prices.items() if price is not None}
+        return {p.gpu: p.price for p in self.predictions if p.price is not None}
 
     @cached_property
     def _currency(self) -> str:
@@ -203,9 +205,11 @@ class Comparison:
         paid = max((p.power.electricity for p in self.predictions if p.power), default=0.0)
         for text in price_notes(self.prices, [p.gpu for p in self.predictions], paid):
             yield Text(text, style="dim")
-        yield from self._settings([*["host"] * ("host" in left_out and not self.hosts), *ASKED])
+        yield from self._settings(
+            [*["host"] * ("host" in left_out and not self.one_host.note), *ASKED]
+        )
         said = [text for p in self.predictions for text in p.notes]
-        for text in distinct([*said, *([self.hosts] if self.hosts else [])]):
+        for text in distinct([*said, *([self.one_host.note] if self.one_host.note else [])]):
             yield Text(text, style="dim")
         for text in dict.fromkeys(text for p in self.predictions for text in p.warnings):
             warned = [p for p in self.predictions if text in p.warnings]

@@ -16,8 +16,7 @@ from typing import Any
 
 from pipeline.prediction import Prediction
 from pipeline.schemas import write_text
-from pipeline.show.figures.step_times import steps
-from pipeline.show.sentences import answers, grid_title
+from pipeline.show.brief import Fact
 
 PART = Path(__file__).with_name("explore.html")
 SCRIPT = Path(__file__).with_name("explore.js")
@@ -92,7 +91,8 @@ def policy_of(scripts: Iterable[str]) -> str:
 def write_page(
     path: Path,
     points: Sequence[Mapping[str, Any]],
-    predictions: Sequence[Prediction],
+    title: str,
+    facts: Iterable[Fact],
     notes: Sequence[str],
 ) -> None:
     """Write the page of several points.
@@ -100,20 +100,17 @@ def write_page(
     Args:
         path: the HTML file.
         points: from `page_points`.
-        predictions: the same points; the sentences above the charts are computed from them.
+        title: what the points are.
+        facts: what they answer.
         notes: sentences below them.
     """
     values = {
         "policy": html.escape(policy_of([SCRIPT.read_text(encoding="utf-8")])),
         "style": STYLE.read_text(encoding="utf-8"),
-        "title": html.escape(grid_title(predictions)),
-        "said": _items(answers(steps(predictions), predictions)),
-        "notes": _items(notes),
+        "title": html.escape(title),
+        "brief": "".join(fact.html() for fact in facts),
+        "notes": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
         "part": explore_part(points),
     }
     text = re.sub(r"\{\{(\w+)\}\}", lambda name: values[name[1]], SHELL.read_text(encoding="utf-8"))
     write_text(path, text)
-
-
-def _items(sentences: Sequence[str]) -> str:
-    return "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)

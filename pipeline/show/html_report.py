@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from pipeline.answers.advice import Predict, advice_for
+from pipeline.errors import SteptimeError
 from pipeline.paths import project_dir
+from pipeline.prediction import Prediction
+from pipeline.question.question import Question
 from pipeline.schemas import write_text
+from pipeline.show.brief import Fact, brief, faster
 from pipeline.show.comparison import Comparison
 from pipeline.show.explore_page import STYLE, explore_part, page_points, policy_of
-from pipeline.show.figures.gallery import ACCURACY, CATEGORIES, INDEX, NARROW_FOLDER, STEPS
-from pipeline.show.figures.step_times import steps as step_table
-from pipeline.show.sentences import answers, grid_title
+from pipeline.show.figures.gallery import CATEGORIES, INDEX, NARROW_FOLDER, STEPS
+from pipeline.show.sentences import MOST_CARDS, grid_title
 
 TEMPLATES = "workflow/report"
 PAGE, CAPTIONS = "page.html.j2", "figures.rst"
@@ -26,15 +28,6 @@ PAGE, CAPTIONS = "page.html.j2", "figures.rst"
 
 SCRIPT = re.compile(r"<script type=\"module\">(.*?)</script>", re.DOTALL)
 """The script of the part to play with, and of a timeline's page; a frame is bound by the policy of the page around it."""
-
-NOT_OF_THE_GRID = (
-    "replays",
-    "whole_models",
-    "transfer_steps",
-    "transfer_models",
-    "transfer_kernels",
-)
-"""Figures of other models than those of the grid; the page folds them."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +56,9 @@ def write_report(
     page: str | Path,
     comparison: Comparison,
     figures: str | Path,
-    tables: Sequence[Section],
     rules: Mapping[str, Sequence[str]],
     timelines: Mapping[str, str],
+    advice: Fact | None = None,
 ) -> None:
     """Write the report.
 
@@ -73,9 +66,9 @@ def write_report(
         page: the HTML file to write.
         comparison: the grid's points.
         figures: folder of the figures that `draw_all` wrote.
-        tables: sections of the accuracy report; none in an installed wheel.
         rules: each rule of the run with those whose outputs it reads.
         timelines: HTML page of each point's timeline, by the point's name.
+        advice: what makes the fastest point faster.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -90,20 +83,14 @@ def write_report(
     played = explore_part(page_points(predictions, comparison.usable_bytes))
     text = environment.get_template(PAGE).render(
         title=grid_title(predictions),
-        said=answers(step_table(map(comparison.one_host.of, predictions)), predictions),
-        hosts=comparison.hosts,
+        brief="".join(
+            fact.html() for fact in brief(comparison.alike, comparison.usable_bytes, advice)
+        ),
         policy=page_policy([played, *timelines.values()]),
         style=STYLE.read_text(encoding="utf-8"),
         played=played,
         steps=_steps_section(comparison),
-        parts={
-            name: part
-            for name, part in figures_by_category(Path(figures)).items()
-            if part or (name == ACCURACY and tables)
-        },
-        accuracy=ACCURACY,
-        folded=NOT_OF_THE_GRID,
-        tables=[part for part in tables if part.title != STEPS],
+        parts={name: part for name, part in figures_by_category(Path(figures)).items() if part},
         rules=rules,
         timelines=timelines,
         missing=not_drawn(Path(figures)),
@@ -112,21 +99,37 @@ def write_report(
 
 
 def _steps_section(comparison: Comparison) -> Section:
-    """The table of steps, with their memory, throughput and bound."""
-    heading, heads, rows = comparison.cells(comparison.predictions)
+    """The table of steps, with their memory, throughput and bound; of many GPUs, those with most samples per second first."""
+    points = list(comparison.predictions)
+    if len({p.gpu for p in points}) > MOST_CARDS:
+        points.sort(key=lambda p: -p.samples_per_s)
+    heading, heads, rows = comparison.cells(points)
     sentences = [heading, *(note.plain for note in comparison.notes(()))]
     notes = " ".join(f"{text.rstrip('.')}." for text in sentences if text)
     return Section(STEPS, notes, tuple(heads), tuple(map(tuple, rows)))
 
 
+def advised(
+    asked: Sequence[Question], points: Sequence[Prediction], predicting: Predict
+) -> Fact | None:
+    """The first line of advice on the point with most samples per second that fits; None where it cannot be advised."""
+    pairs = zip(asked, points, strict=True)
+    question, p = min(pairs, key=lambda pair: (not pair[1].fits, -pair[1].samples_per_s))
+    try:
+        lines = advice_for(question, predicting=predicting).lines
+    except SteptimeError:  # such as gpu=local
+        return None
+    if not lines:
+        return faster(p, f"On {p.gpu}, nothing that is known to help")
+    gain = lines[0].on_top
+    share, low, high = (f"{100 * value:.0f} %" for value in (gain.share, gain.p10, gain.p90))
+    says = f"On {p.gpu}, {lines[0].change} saves {share} of the step ({low} to {high})"
+    return faster(p, says, lines[0].command)
+
+
 def page_policy(pages: Iterable[str]) -> str:
     """The page's Content-Security-Policy, which lets exactly the scripts of these parts and frames run."""
     return policy_of(script for page in pages for script in SCRIPT.findall(page))
-
-
-def read_sections(path: str | Path) -> list[Section]:
-    """Read the sections of accuracy tables, as a rule of `evaluation/` writes them."""
-    return msgspec.json.decode(Path(path).read_bytes(), type=list[Section])
 
 
 def figures_by_category(folder: Path) -> dict[str, list[Drawn]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pipeline.errors import TableError
@@ -21,12 +22,6 @@ from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.kernels.samples import CALL_COLUMNS, check_calls, with_families
 from pipeline.model_files import file_digest, list_model_folders, write_json
 from pipeline.schemas import atomic_path, unwritable, write_parquet
-from pipeline.show.figures.figure_data import (
-    ERROR_QUANTILES,
-    METRICS,
-    TEST_PREDICTIONS,
-    error_quantiles,
-)
 from pipeline.show.tracking import (
     Data,
     choose_champion,
@@ -36,6 +31,14 @@ from pipeline.show.tracking import (
     register_model,
     write_pyfunc,
 )
+
+METRICS = "metrics.json"
+TEST_PREDICTIONS = "test_predictions.parquet"
+"""File of a model folder with its held-out rows: measured and predicted latency."""
+
+ERROR_QUANTILES = "error_quantiles.csv"
+QUANTILES = 201
+"""Number of quantiles of the held-out errors that ship with a model, in place of the rows."""
 
 DURATIONS = ("fit_s", "predict_us_per_row")
 """Metrics that differ in each fit: MLflow has them, files do not, so that the same fit leaves the same bytes."""
@@ -284,3 +287,16 @@ def _replace(source: Path | None, target: Path) -> None:
             )
     except OSError as error:
         raise unwritable(target, error) from None
+
+
+def error_quantiles(test: pd.DataFrame) -> pd.DataFrame:
+    """Quantiles of predicted / measured - 1 in percent, in a number that is small enough to ship with a model.
+
+    Args:
+        test: held-out calls with `latency_us` and `predicted_us`.
+
+    Returns:
+        One column `percent`, ascending, at equal steps of probability from 0 to 1.
+    """
+    error = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
+    return pd.DataFrame({"percent": np.round(np.quantile(error, np.linspace(0, 1, QUANTILES)), 4)})

@@ -10,10 +10,13 @@ import pandas as pd
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.prediction import Prediction
 from pipeline.prediction_rows import SURENESS
-from pipeline.readable import counted, distinct, listed, milliseconds, rate, span
+from pipeline.readable import counted, distinct, listed, rate, span
 
 ALMOST_EQUAL = 1.1
 """Ratio of two step times below which it is stated in percent."""
+
+MOST_CARDS = 5
+"""Number of GPUs of a grid that are named, and that have a bar; of more, the best have one."""
 
 MOST_NAMED = 3
 """Number of GPUs of a tie that a title names; more are counted."""
@@ -21,91 +24,21 @@ MOST_NAMED = 3
 
 def grid_title(predictions: Sequence[Prediction]) -> str:
     """The grid in words: models, GPUs and batch sizes."""
-    models, gpus = (
-        listed(distinct(getattr(p, name) for p in predictions)) for name in ("model", "gpu")
-    )
+    models, gpus = (distinct(getattr(p, name) for p in predictions) for name in ("own_name", "gpu"))
+    cards = listed(gpus) if len(gpus) <= MOST_CARDS else f"{len(gpus)} GPUs"
     sizes = listed([f"{size:,}" for size in sorted({p.batch_size for p in predictions})])
-    return f"{models} on {gpus}, batch {sizes}"
-
-
-MOST_MODELS = 3
-"""Number of models that the answers of a grid speak of; the others are in its figures and tables."""
-
-
-def answers(table: pd.DataFrame, predictions: Sequence[Prediction]) -> list[str]:
-    """What a grid answers: which GPU is faster, what does not fit, what limits the steps, and how sure that is.
-
-    Args:
-        table: `steps` of the predictions.
-        predictions: the points.
-    """
-    if len(predictions) == 1:
-        return _one_answer(predictions[0])
-    models = distinct(table["model_variant"])
-    sentences = []
-    for model in models[:MOST_MODELS]:
-        rows = table[table["model_variant"] == model]
-        sentences.append(f"{model}: {step_sentence(rows)}; {throughput_sentence(rows)}")
-        of_model = [p for p in predictions if p.label.rpartition(" b")[0] == model]
-        sentences += [f"{model}: {text}" for text in _memory_sentences(of_model)]
-    if len(models) > MOST_MODELS:
-        sentences.append(
-            f"{counted(len(models) - MOST_MODELS)} more: {', '.join(models[MOST_MODELS:])}"
-        )
-    waiting = [p for p in predictions if p.bound == "host"]
-    if len(waiting) == len(predictions):
-        sentences.append("The host limits every step: a faster GPU does not help")
-    elif waiting:
-        sentences.append(
-            f"The host limits {len(waiting)} of {len(predictions)} steps: a faster GPU does not"
-            " help them"
-        )
-    elif all(p.bound == "device" for p in predictions):
-        sentences.append("The GPU limits every step")
-    low, high = (
-        100 * (end / np.array([p.predicted_us for p in predictions]) - 1)
-        for end in ([p.p10_us for p in predictions], [p.p90_us for p in predictions])
-    )
-    sentences.append(
-        f"How sure: p10 to p90 is at most −{-low.min():.0f} % to +{high.max():.0f} % of a step."
-        f" {weakest(predictions)}"
-    )
-    return sentences
-
-
-def _one_answer(p: Prediction) -> list[str]:
-    return [
-        (
-            f"{p.title}: {milliseconds(p.predicted_us)} (p10 to p90: {milliseconds(p.p10_us)} to"
-            f" {milliseconds(p.p90_us)}), {rate(p.samples_per_s)} samples/s"
-        ),
-        (
-            f"The {'GPU' if p.bound == 'device' else p.bound} limits the step: the GPU idles "
-            f"{100 * p.idle_us / p.predicted_us:.0f} % of it"
-        ),
-        f"It needs {p.memory_text.replace(',', ':')}. {weakest([p])}",
-    ]
-
-
-def _memory_sentences(predictions: Sequence[Prediction]) -> list[str]:
-    """Which batch sizes of a model do not fit which GPUs, and what does."""
-    by_sizes: dict[str, list[str]] = {}
-    for gpu in dict.fromkeys(p.gpu for p in predictions if not p.fits):
-        lost = [p for p in predictions if p.gpu == gpu and not p.fits]
-        most = lost[0].largest_batch
-        sizes = listed([f"{p.batch_size:,}" for p in lost])
-        by_sizes.setdefault(sizes, []).append(f"the {gpu}" + (f" ({most:,} does)" if most else ""))
-    return [f"batch {sizes} does not fit {listed(gpus)}" for sizes, gpus in by_sizes.items()]
+    return f"{listed(models)} on {cards}, batch {sizes}"
 
 
 def weakest(predictions: Sequence[Prediction]) -> str:
     """The prediction that is least sure, and how sure it is."""
     order = ("measured", *(word for word, _ in SURENESS), "guess")
     p = max(predictions, key=lambda p: (order.index(p.sureness), p.p90_us / p.p10_us))
+    word = "a guess" if p.sureness == "guess" else p.sureness
     which = (
         f"The weakest, {p.gpu} at batch {p.batch_size:,}, is" if len(predictions) > 1 else "It is"
     )
-    return f"{which} {p.sureness} (glossary: how sure)"
+    return f"{which} {word} (glossary: how sure)"
 
 
 def step_sentence(rows: pd.DataFrame) -> str:
@@ -178,7 +111,7 @@ def _one_gpu(rows: pd.DataFrame) -> str:
 
 def on_hosts(rows: pd.DataFrame) -> str:
     """The host of `steps` rows, as the end of a title."""
-    hosts = distinct(rows["host"]) if "host" in rows else []
+    hosts = [host for host in distinct(rows["host"]) if host] if "host" in rows else []
     if len(hosts) > 1:
         return ", each on its usual host"
     return f", on {hosts[0]}" if hosts else ""

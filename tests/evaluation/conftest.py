@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pandas as pd
 import pytest
 
 from evaluation.checks.method_names import FULL, KERNEL_SUM, TRACKER_METHOD
-from pipeline.show.figures.gallery import Artifacts
 from tests.kernels.conftest import v100
-from tests.show.conftest import artifacts, summary
+from tests.show.conftest import artifacts, models, summary
 from tests.transfer.conftest import gemm_samples
 
-__all__ = ["artifacts", "gemm_samples", "summary", "v100"]
+__all__ = ["artifacts", "gemm_samples", "models", "summary", "v100"]
 
 
 @pytest.fixture
-def compared(artifacts: Artifacts) -> Artifacts:
-    """Everything that any figure needs, with the tables of errors."""
+def error_tables() -> dict[str, pd.DataFrame]:
+    """Small tables of errors, by what they are of."""
     pairs = pd.DataFrame(
         {
             "family": "gemm",
@@ -44,8 +41,7 @@ def compared(artifacts: Artifacts) -> Artifacts:
         )
         for method, predicted in ((TRACKER_METHOD, [1.1e5, 8e4]), ("wave", [1.5e5, 5e4]))
     )
-    further = {"transfer": pairs, "models_moved": moved, "replays": spans(), "passes": passes()}
-    return dataclasses.replace(artifacts, further=further)
+    return {"transfer": pairs, "models_moved": moved, "replays": spans(), "passes": passes()}
 
 
 def spans() -> pd.DataFrame:

@@ -13,6 +13,7 @@ from evaluation.checks.method_names import FULL, KERNEL_SUM, TRAIN_MEAN
 from evaluation.compare_published import right_order
 from evaluation.figures.accuracy_data import mean_errors
 from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
+from evaluation.figures.kernel_errors import kernel_errors
 from evaluation.pages import pictures
 from evaluation.pages.accuracy_means import (
     carried_over_rows,
@@ -41,20 +42,18 @@ from evaluation.pages.readme_tables import (
 )
 from pipeline.errors import InputError, TableError
 from pipeline.paths import project_dir, transfer_dir
-from pipeline.show.figures import figure_data as tables
-from pipeline.show.figures.gallery import Artifacts
 
 
 @pytest.fixture
-def found(compared: Artifacts) -> Evidence:
-    errors_of = compared.further
+def found(error_tables: dict[str, pd.DataFrame], models: tuple[tuple[str, Path], ...]) -> Evidence:
+    errors_of = error_tables
     left_out = pd.DataFrame(
         {"family": ["gemm", "gemm"], "gpu": ["V100", "T4"], "mape": [10.0, 20.0], "gmae": 5.0}
     )
     wave = pd.concat(
         [errors_of["transfer"], errors_of["transfer"].assign(method="wave", mape=47.0)]
     )
-    kernels = tables.kernel_errors(compared.models)
+    kernels = kernel_errors(models)
     entry = {"inside": [0.9, 0.7], "inside_without": [0.79, 0.5], "rows": [100, 50], "level": -0.06}
     sessions = {"V100": {"gemm": entry}, "other cards": {"gemm": {"low": 0.1, "high": 0.1}}}
     return Evidence(
@@ -205,7 +204,7 @@ def test_errors_between_gpus_of_other_models_are_noticed(found: Evidence) -> Non
 
 def test_readme_and_docs_hold_what_the_packs_say() -> None:
     # fails where packs were rebuilt and `make readme` was not run
-    kernels = tables.kernel_errors(shipped_families())
+    kernels = kernel_errors(shipped_families())
     pairs, models = (read_any([str(transfer_dir() / name)]) for name in (PAIR_ERRORS, MODEL_ERRORS))
     nothing = pd.DataFrame()
     shipped = Evidence(kernels, nothing, nothing, left_out_errors(transfer_dir()), pairs, models)

@@ -15,12 +15,12 @@ from evaluation.checks.lin2022_steps import CNN_LOOP, DLRM_LOOP, command, questi
 from evaluation.checks.method_names import TRACKER_METHOD
 from evaluation.figures import accuracy_data as tables
 from evaluation.figures.accuracy_gallery import ENTRIES
-from evaluation.figures.accuracy_inputs import PAIR_ERRORS, read_any
 from evaluation.figures.measured_errors import within_sentence
+from evaluation.figures.overhead_plots import operators_with_most
 from evaluation.pages.grid_accuracy import published_steps
 from evaluation.published.published_lin2022 import read_cnn, read_dlrm
 from pipeline.flow import key_of
-from pipeline.paths import project_dir, transfer_dir
+from pipeline.paths import project_dir
 from pipeline.prediction_parts import SeveralGpus
 from pipeline.show.figures import board
 from pipeline.show.figures.board import NARROW, WIDE, Page
@@ -32,13 +32,10 @@ from tests.show.figure_texts import problems
 PUBLISHED = ("published_steps", "published_errors", "published_busy", "published_networks")
 """Figures of steps that a paper measured, which a small grid has not."""
 
-METHODS = "transfer_methods"
-"""Figure of three methods, of which the small tables have one."""
-
 SCALING = "scaling"
 """Figure of several GPUs, which the small grid has not."""
 
-DRAWN = [entry for entry in ENTRIES if entry.name not in (*PUBLISHED, METHODS, SCALING)]
+DRAWN = [entry for entry in ENTRIES if entry.name not in (*PUBLISHED, SCALING)]
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +45,10 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_figure_is_drawn_from_a_small_grid_the_same_on_a_second_run(
-    compared: Artifacts, tmp_path: Path
+    artifacts: Artifacts, tmp_path: Path
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    assert list(draw_all(compared, one, ENTRIES)) == [SCALING, *PUBLISHED, METHODS]
+    assert list(draw_all(artifacts, one, ENTRIES)) == [SCALING, *PUBLISHED]
     for entry in DRAWN:
         ElementTree.parse(one / f"{entry.name}.svg")
         ElementTree.parse(one / "narrow" / f"{entry.name}.svg")
@@ -60,17 +57,17 @@ def test_every_figure_is_drawn_from_a_small_grid_the_same_on_a_second_run(
     assert list(json.loads((one / INDEX).read_text())["drawn"]) == [entry.name for entry in DRAWN]
     two.mkdir()
     for entry in DRAWN[::4]:
-        board.save(draw(entry, compared, entry.table(compared), WIDE), two, entry.name)
+        board.save(draw(entry, artifacts, entry.table(artifacts), WIDE), two, entry.name)
     assert {path.name: path.read_bytes() for path in two.iterdir()} == {
         path.name: (one / path.name).read_bytes() for path in two.iterdir()
     }
 
 
 @pytest.mark.parametrize("page", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_no_text_overlaps_another_or_leaves_the_canvas(compared: Artifacts, page: Page) -> None:
-    long = compared.summary.replace({"gpu": {"V100": "A100-SXM4-80GB-overclocked"}})
+def test_no_text_overlaps_another_or_leaves_the_canvas(artifacts: Artifacts, page: Page) -> None:
+    long = artifacts.summary.replace({"gpu": {"V100": "A100-SXM4-80GB-overclocked"}})
     found = dataclasses.replace(
-        compared, summary=long.replace({"model": {"dlrm_default": "dlrm_of_a_very_long_name"}})
+        artifacts, summary=long.replace({"model": {"dlrm_default": "dlrm_of_a_very_long_name"}})
     )
     wrong = {
         entry.name: problems(draw(entry, found, entry.table(found), page))
@@ -132,15 +129,6 @@ def test_a_grid_with_published_steps_shows_them_beside_its_own(
     assert problems(draw(entry, paper_grid, table, page)) == []
 
 
-def test_shipped_errors_between_gpus_are_compared_by_method(compared: Artifacts) -> None:
-    (entry,) = (entry for entry in ENTRIES if entry.name == METHODS)
-    pairs = read_any([str(transfer_dir() / PAIR_ERRORS)])
-    table = entry.table(dataclasses.replace(compared, further={"transfer": pairs}))
-    gemm = pairs[(pairs["family"] == "gemm") & (pairs["method"] == "wave")]["mape"].mean()
-    assert table.set_index("family").loc["gemm", "wave scaling"] == pytest.approx(gemm)
-    assert problems(draw(entry, compared, table, NARROW)) == []
-
-
 @pytest.mark.parametrize("page", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_a_grid_over_numbers_of_gpus_shows_how_they_scale(
     page: Page, summary: pd.DataFrame
@@ -195,6 +183,19 @@ def test_every_figure_has_a_caption_in_the_report() -> None:
         assert category_of(entry.name, ENTRIES) == entry.category
 
 
+def test_operators_with_most_host_time_are_shown(artifacts: Artifacts) -> None:
+    calls = {"model": ["m", "m", "n"], "op": ["a", "b", "c"], "calls": [1, 50, 2]}
+    seen = [("T2", op, us) for op in "abc" for us in (1.0, 2.0)] + [("T5", "d", 1e6)]
+    observed = pd.DataFrame(seen, columns=["type", "op", "value_us"]).assign(gpu="V100")
+    assert operators_with_most(observed)["op"].iloc[0] == "d"
+    table = operators_with_most(observed, pd.DataFrame(calls))
+    assert list(dict.fromkeys(zip(table["model"], table["op"], strict=True))) == [
+        ("m", "b"),
+        ("m", "a"),
+        ("n", "c"),
+    ]
+
+
 def test_errors_count_measured_points_alone(summary: pd.DataFrame) -> None:
     errors = tables.errors_by_part(tables.error_parts(summary)).set_index("method")
     assert errors.loc[parts.OWN_OVERHEADS, "points"] == 2
@@ -226,28 +227,6 @@ def test_whole_models_between_gpus_are_averaged_over_their_passes() -> None:
     found = tables.model_transfer(errors)
     assert found["mape"].to_list() == pytest.approx([20.0])
     assert found["passes"].to_list() == [2]
-
-
-def test_each_pass_between_gpus_stands_beside_its_own_wave_scaling() -> None:
-    passes = pd.DataFrame(
-        {
-            "model": "m",
-            "batch_size": [1, 2],
-            "option": [None, "fused"],
-            "origin": "A",
-            "destination": "B",
-            "measured_us": [10.0, 20.0],
-        }
-    )
-    errors = pd.concat(
-        [
-            passes.assign(method="wave", predicted_us=[5.0, 6.0])[::-1],
-            passes.assign(method=TRACKER_METHOD, predicted_us=[11.0, 19.0]),
-        ]
-    )
-    found = tables.passes_moved(errors)
-    assert found["predicted_us"].to_list() == [11.0, 19.0]
-    assert found["wave_us"].to_list() == [5.0, 6.0]
 
 
 def test_the_title_of_measured_steps_counts_those_within_ten_percent() -> None:

@@ -58,23 +58,10 @@ def summary() -> pd.DataFrame:
 
 
 @pytest.fixture
-def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
-    """Everything that any figure of the product needs."""
+def models(tmp_path: Path) -> tuple[tuple[str, Path], ...]:
+    """Folders of two fitted models with their held-out errors."""
     random = np.random.default_rng(0)
-    ops = np.array([f"aten::op{number}" for number in range(12)])
-    count = 2000
-    observations = pd.DataFrame(
-        {
-            "type": random.choice(["T1", "T2", "T3", "T4", "T5"], count),
-            "op": random.choice(ops, count),
-            "value_us": random.lognormal(1.5, 0.8, count),
-            "workload": random.choice(["one", "two"], count),
-            "iteration": 0,
-            "gpu": "V100",
-        }
-    )
-    observations["api"] = np.where(observations["type"] == "T4", "cudaLaunchKernel", None)
-    models = []
+    found = []
     for family in ("gemm", "softmax"):
         folder = tmp_path / "results/V100/kernels" / family / "auto"
         folder.mkdir(parents=True)
@@ -98,14 +85,18 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
             }
         )
         test.to_parquet(folder / "test_predictions.parquet")
-        models.append(("V100", folder))
+        found.append(("V100", folder))
+    return tuple(found)
+
+
+@pytest.fixture
+def artifacts(summary: pd.DataFrame) -> Artifacts:
+    """Everything that any figure of the product needs."""
     network = summary.head(1).assign(model="resnet50", measured_us=None, error=None)
     faster, slower = predictions_of(summary)[1::2]
     faster = replace(faster, calls=rooflined_step().calls, arithmetic=rooflined_step().arithmetic)
     return Artifacts(
         pd.concat([summary, network], ignore_index=True),
-        observations,
-        tuple(models),
         detailed=(slower, faster),
     )
 

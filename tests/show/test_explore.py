@@ -131,7 +131,7 @@ def test_numbers_have_three_digits() -> None:
 
 def test_a_name_cannot_end_the_script_or_become_a_tag(tmp_path: Path) -> None:
     evil = dataclasses.replace(POINTS[0], model="</script><img src=x onerror=alert(1)>")
-    write_page(tmp_path / "page.html", data([evil]), [evil], ["a < b"])
+    write_page(tmp_path / "page.html", data([evil]), evil.model, [], ["a < b"])
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<img" not in text and text.count("</script>") == 2 and "a &lt; b" in text
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', text)
@@ -163,7 +163,7 @@ def test_the_page_fits_a_screen_and_answers_to_its_controls(
     page: Page, tmp_path: Path, width: int, dark: bool
 ) -> None:
     file = tmp_path / "page.html"
-    write_page(file, data(POINTS), POINTS)
+    write_page(file, data(POINTS), "m", [], [])
     page.size(width, 900, dark=dark)
     page.open(file.as_uri())
     assert page.value("document.documentElement.scrollWidth") <= width and page.errors == []

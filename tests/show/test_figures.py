@@ -15,10 +15,9 @@ from pipeline.palette import luminance
 from pipeline.paths import project_dir
 from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import step_times as drawn_steps
-from pipeline.show.figures.board import WIDE
 from pipeline.show.figures.costs import value_for_money
-from pipeline.show.figures.gallery import GALLERY, INDEX, Artifacts, draw, draw_all
-from pipeline.show.grid_inputs import price_table, with_distinct_names, with_gpus
+from pipeline.show.figures.gallery import GALLERY, INDEX, Artifacts, draw_all
+from pipeline.show.grid_inputs import price_table
 from pipeline.show.sentences import step_sentence
 from pipeline.summary_rows import predictions_of
 
@@ -29,69 +28,7 @@ def test_without_a_checkout_the_figures_of_the_product_are_drawn_or_absent(
     absent = draw_all(Artifacts(summary), tmp_path)
     drawn = list(json.loads((tmp_path / INDEX).read_text())["drawn"])
     assert sorted([*drawn, *absent]) == sorted(entry.name for entry in GALLERY)
-    assert "step_times" in drawn and "kernel_errors" in absent
-
-
-def test_a_shipped_model_keeps_a_histogram_of_its_errors(
-    artifacts: Artifacts, tmp_path: Path
-) -> None:
-    whole = tables.error_histograms(artifacts.models)
-    shipped = []
-    for gpu, folder in artifacts.models:
-        pack = tmp_path / "packs" / gpu / "kernels" / folder.parent.name
-        pack.mkdir(parents=True)
-        test = pd.read_parquet(folder / tables.TEST_PREDICTIONS)
-        tables.error_quantiles(test).to_csv(pack / tables.ERROR_QUANTILES, index=False)
-        shipped.append((gpu, pack))
-    from_quantiles = tables.error_histograms(shipped)
-    assert from_quantiles["family"].to_list() == whole["family"].to_list()
-    for family in ("gemm", "softmax"):
-        sums = [t.loc[t["family"] == family, "share"].cumsum() for t in (whole, from_quantiles)]
-        assert (sums[0] - sums[1]).abs().max() < 0.05, (
-            "the same distribution, to the width of a bin"
-        )
-
-
-def test_dominant_operators_are_those_with_most_time(artifacts: Artifacts) -> None:
-    extra = artifacts.observations.head(1).assign(type="T5", op="aten::huge", value_us=1e6)
-    table = tables.dominant_operators(pd.concat([artifacts.observations, extra], ignore_index=True))
-    assert table["op"].iloc[0] == "aten::huge"
-    assert table["op"].nunique() == tables.OPERATORS_PER_STEP
-
-
-def test_dominant_operators_of_a_grid_are_those_of_its_steps(artifacts: Artifacts) -> None:
-    calls = pd.DataFrame(
-        {
-            "model": ["m", "m", "n"],
-            "op": ["aten::op1", "aten::op2", "aten::op3"],
-            "calls": [1, 50, 2],
-        }
-    )
-    table = tables.dominant_operators(artifacts.observations, calls)
-    assert list(dict.fromkeys(zip(table["model"], table["op"], strict=True))) == [
-        ("m", "aten::op2"),
-        ("m", "aten::op1"),
-        ("n", "aten::op3"),
-    ]
-
-
-def test_ranks_of_a_workload_are_pooled_and_the_own_workloads_are_shown_alone() -> None:
-    names = ["x8_rank0", "x8_rank1", "x8_rank1", "one/default/b8"]
-    seen = pd.DataFrame(
-        {
-            "gpu": "V100",
-            "type": "T1",
-            "op": "a",
-            "workload": names,
-            "value_us": [1.0, 2.0, 3.0, 9.0],
-        }
-    )
-    found = tables.t1_by_workload(seen).set_index("workload")
-    assert found["count"].to_dict() == {"one/default/b8": 1, "x8 (2 ranks)": 3}
-    assert found.loc["x8 (2 ranks)", "mean_us"] == 2.0
-    assert tables.t1_by_workload(seen, ["one/default/b8", "two"])["workload"].to_list() == [
-        "one/default/b8"
-    ]
+    assert "step_times" in drawn and "difference" in absent
 
 
 def steps(**points: float) -> pd.DataFrame:
@@ -197,12 +134,6 @@ def test_a_title_names_the_batch_sizes_at_which_gpus_tie() -> None:
     assert step_sentence(pd.concat([small, large])) == says
 
 
-def test_gpus_without_fitted_models_are_named(artifacts: Artifacts) -> None:
-    (entry,) = (each for each in GALLERY if each.name == "kernel_errors")
-    figure = draw(entry, artifacts, entry.table(artifacts), WIDE)
-    assert "P100" in figure.get_supxlabel(), "its models are not among the artifacts"
-
-
 def test_throughput_and_throughput_per_cost_are_relative_to_the_first_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,31 +174,6 @@ def test_a_point_is_named_by_its_overrides_and_not_by_their_hash(summary: pd.Dat
     assert point.label == "dlrm_default rows=[10,20] b512"
     long = dataclasses.replace(point, overrides=("model.rows=" + "9" * 80,))
     assert long.label == "dlrm_default v0123456789 b512"
-
-
-def test_a_gpu_has_the_same_colour_in_figures_of_steps_and_of_kernel_models(
-    artifacts: Artifacts,
-) -> None:
-    grid = artifacts.summary["gpu"].drop_duplicates().to_list()
-    assert grid == ["V100", "P100"], "not in the order of the alphabet"
-    others = tuple(("P100", folder) for _, folder in artifacts.models)
-    both = dataclasses.replace(artifacts, models=(*others, *artifacts.models))
-    for name in ("kernel_errors", "error_histograms"):
-        (entry,) = (each for each in GALLERY if each.name == name)
-        assert entry.table(both)["gpu"].drop_duplicates().to_list() == grid
-
-
-def test_kernel_models_of_several_choices_are_told_apart_in_figures() -> None:
-    fitted = [
-        f"results/{gpu}/kernels/gemm/{choice}"
-        for gpu in ("V100", "T4")
-        for choice in ("roofline", "trees")
-    ]
-    both = with_distinct_names(
-        with_gpus([*fitted, "packs/P100/kernels/gemm", "results/Xp/kernels/gemm/trees"])
-    )
-    names = [name for name, _ in both]
-    assert names == ["V100 roofline", "V100 trees", "T4 roofline", "T4 trees", "P100", "Xp"]
 
 
 def test_the_price_list_in_use_is_an_input_of_the_figures(

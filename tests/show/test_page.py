@@ -10,25 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.figures.accuracy_data import error_parts, errors_by_part
 from evaluation.figures.accuracy_gallery import ENTRIES
 from evaluation.pages.chromium import Page
-from evaluation.pages.grid_accuracy import sections, write_sections
+from pipeline.show.brief import brief, faster
 from pipeline.show.comparison import Comparison
 from pipeline.show.explore_page import POLICY
-from pipeline.show.figures import figure_data as tables
-from pipeline.show.figures import step_times as step_table
 from pipeline.show.figures.gallery import CATEGORIES, Artifacts, draw_all
 from pipeline.show.html_report import (
     SCRIPT,
-    Section,
     caption,
     page_policy,
     point_name,
-    read_sections,
     write_report,
 )
-from pipeline.show.sentences import answers, grid_title
+from pipeline.show.sentences import grid_title
 from pipeline.summary_rows import predictions_of
 
 
@@ -37,23 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("page")
 
 
-def accuracy_tables(found: Artifacts) -> list[Section]:
-    by_part = error_parts(found.summary)
-    return sections(
-        step_table.steps(predictions_of(found.summary)),
-        errors_by_part(by_part),
-        by_part,
-        tables.kernel_errors(found.models),
-        ["P100: nothing was measured"],
-    )
-
-
 @pytest.fixture
 def report(folder: Path, artifacts: Artifacts) -> Path:
     """The report of a grid with few figures; written once."""
     target = folder / "report.html"
     if not target.is_file():
-        draw_all(Artifacts(artifacts.summary, models=artifacts.models), folder / "figures", ENTRIES)
+        draw_all(Artifacts(artifacts.summary), folder / "figures", ENTRIES)
         points = predictions_of(artifacts.summary)
         comparison = Comparison(points, usable_bytes=[30 << 30] * len(points))
         rules, timelines = (
@@ -61,7 +45,7 @@ def report(folder: Path, artifacts: Artifacts) -> Path:
             {"dlrm_default on V100": "<p>a 'timeline' & more</p>"},
         )
         write_report(
-            target, comparison, folder / "figures", accuracy_tables(artifacts), rules, timelines
+            target, comparison, folder / "figures", rules, timelines, faster(points[0], "tf32")
         )
     return target
 
@@ -101,22 +85,28 @@ def test_the_page_lets_the_scripts_of_its_timelines_run_and_no_other() -> None:
 def test_the_head_of_the_page_says_what_it_is_about(report: Path) -> None:
     head = report.read_text(encoding="utf-8").partition("<main>")[0]
     assert "dlrm_default and resnet50 on V100 and P100, batch 512 and 2,048" in head
-    said = [unescape(text) for text in re.findall(r"<li>([^<]+)</li>", head)]
-    assert said[0].startswith(
-        "dlrm_default: V100 and P100 tie at batch 512: they take the same time; V100 is 1.7 times"
-        " as fast as P100"
+    asks = re.findall(r"<dt>([^<]+)</dt>", head)
+    says = [
+        unescape(re.sub("<[^>]+>", " ", text)).strip()
+        for text in re.findall(r"<dd>(.*?)</dd>", head)
+    ]
+    said = dict(zip(asks[2:], says[2:], strict=True))
+    assert asks[:2] == ["Which is fastest?", "Which is cheapest?"] and len(said) == 6
+    assert says[0].startswith(
+        "dlrm_default: V100 reaches 323,000 samples/s at batch 2,048; it beats P100 in"
     )
-    assert "dlrm_default: batch 2,048 does not fit the P100" in said
-    assert said[-1].startswith(
-        "How sure: p10 to p90 is at most −10 % to +20 % of a step. The weakest,"
-    )
+    assert "batch 2,048 does not fit the P100 (" not in said["Does it fit?"]
+    assert said["Does it fit?"].startswith("Batch 2,048 does not fit the P100.")
+    assert said["What makes it faster?"].startswith("tf32:  steptime advise gpu=V100")
+    assert "p10 to p90 is at most −10 % to +20 % of a step" in said["How sure?"]
+    assert "a tie" not in head and head.count("<li>") == len(re.findall(r"<li><i style", head))
 
 
 def test_the_page_answers_first_and_says_last_how_it_was_computed(report: Path) -> None:
     text = report.read_text(encoding="utf-8")
     order = [
         text.index(mark)
-        for mark in ('id="explore"', "<h2>Steps</h2>", "<h2>Kernel models</h2>", 'id="rules"')
+        for mark in ('class="brief"', 'id="explore"', "<h2>Steps</h2>", 'id="rules"')
     ]
     assert order == sorted(order)
 
@@ -172,23 +162,17 @@ def test_figures_are_there_for_wide_and_for_narrow_screens(report: Path) -> None
         assert widths[0] < 0.7 * widths[1]
 
 
-def test_tables_survive_their_way_through_a_file(artifacts: Artifacts, tmp_path: Path) -> None:
-    written = accuracy_tables(artifacts)
-    write_sections(written, tmp_path / "accuracy.json")
-    assert read_sections(tmp_path / "accuracy.json") == written
-
-
 def test_the_answers_of_one_point_are_its_own(artifacts: Artifacts) -> None:
     point = predictions_of(artifacts.summary)[0]
     assert grid_title([point]) == "dlrm_default on V100, batch 512"
-    said = answers(step_table.steps([point]), [point])
-    assert (
-        said[0]
-        == "dlrm_default on V100, batch 512: 3.50 ms (p10 to p90: 3.15 ms to 4.20 ms), 146,000"
-        " samples/s"
-    )
-    assert said[1] == "The GPU limits the step: the GPU idles 56 % of it"
-    assert said[2] == "It needs 2.0 GiB: fits. It is good (glossary: how sure)"
+    fastest, cheapest, limit, room, faster, sure = brief([point], [30 << 30])
+    assert fastest.says == "V100 reaches 146,000 samples/s at batch 512."
+    assert limit.says == "The GPU limits every step." and limit.bars == [
+        ("V100, batch 512", pytest.approx(0.44, abs=0.01), "44 % busy")
+    ]
+    assert room.says == "Every point fits." and "price.GPU=" in cheapest.says
+    assert faster.command == "steptime advise gpu=V100 model=dlrm_default batch_size=512"
+    assert sure.says.startswith("It is good (glossary: how sure); p10 to p90 is at most −10 % to")
 
 
 def test_a_timeline_has_the_name_of_its_point() -> None:

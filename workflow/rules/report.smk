@@ -12,9 +12,8 @@ if is_checkout():
     from evaluation.figures.accuracy_gallery import ENTRIES
 
     ERROR_PARTS = accuracy_inputs.error_parts(FLOW)
-    CHECKS_TO_DRAW = accuracy_inputs.available_checks(FLOW.artifacts.root)
 else:
-    ENTRIES, ERROR_PARTS, CHECKS_TO_DRAW = GALLERY, [], {}
+    ENTRIES, ERROR_PARTS = GALLERY, []
 
 
 report: "../report/workflow.rst"
@@ -23,9 +22,6 @@ report: "../report/workflow.rst"
 rule figures:
     input:
         summary=rules.summary.output.table,
-        hosts=GRID.host_observations(FLOW),
-        graphs=GRID.step_graphs(FLOW),
-        models=GRID.fitted_models(FLOW),
         parts=ERROR_PARTS,
         prices=GRID.price_table(),
     output:
@@ -41,9 +37,6 @@ rule figures:
     conda:
         "../envs/steptime.yaml"
     params:
-        shipped=GRID.shipped_models(FLOW),
-        checks=CHECKS_TO_DRAW,
-        workloads=sorted({point.step_name for point in FLOW.points}),
         code=FLOW.code("figures", drawing=True),
     message:
         "Draw the figures of the grid"
@@ -55,7 +48,6 @@ rule report:
     input:
         summary=rules.summary.output.table,
         figures=rules.figures.output.folder,
-        sections=[f"{ACCURACY}.json"] if is_checkout() else [],
         timelines=FLOW.of_points("timeline.html") if len(FLOW.points) <= MAX_TIMELINES else [],
     output:
         page=f"{FLOW.artifacts.root}/reports/{FLOW.grid}.html",

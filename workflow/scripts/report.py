@@ -9,7 +9,7 @@ with job(snakemake):
     from pipeline.flow import Flow
     from pipeline.schemas import read_table
     from pipeline.show.comparison import side_by_side
-    from pipeline.show.html_report import point_name, read_sections, write_report
+    from pipeline.show.html_report import advised, point_name, write_report
     from pipeline.show.run_snakemake import rule_graph, rule_inputs
     from pipeline.summary_rows import predictions_of
 
@@ -17,11 +17,13 @@ with job(snakemake):
     graph = rule_graph(snakemake.params.snakefile, snakemake.config, ["report"])
     predictions = predictions_of(read_table(given.summary, "summary"))
     flow = Flow.from_config(snakemake.config)
+    asked, answering = flow.questions_of(predictions), engine(flow.artifacts.root)
+    comparison = side_by_side(asked, predictions, answering)
     write_report(
         snakemake.output.page,
-        side_by_side(flow.questions_of(predictions), predictions, engine(flow.artifacts.root)),
+        comparison,
         given.figures,
-        [section for path in given.sections for section in read_sections(path)],
         rule_inputs(graph),
         {point_name(page): Path(page).read_text(encoding="utf-8") for page in given.timelines},
+        advised(asked, comparison.alike, answering.predict),
     )

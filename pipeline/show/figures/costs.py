@@ -64,10 +64,8 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
     priced = table[table["price_per_hour"].notna()].drop_duplicates("gpu")
     prices = ", ".join(f"{row.gpu} {row.price_per_hour:.4g}" for row in priced.itertuples())
     providers = ", ".join(dict.fromkeys(filter(None, table["provider"].dropna())))
-    board.note(
-        f"Best batch of each GPU. Whiskers: p10 to p90. {currency} per hour{f' ({providers})' if providers else ''}:"
-        f" {prices}."
-    )
+    by = f" ({providers})" if providers else ""
+    board.note(f"Best batch of each GPU. Whiskers: p10 to p90. {currency} per hour{by}: {prices}.")
     return board.figure
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from pipeline.prediction import Prediction
 from pipeline.schemas import write_text
 from pipeline.show.figures import costs
 from pipeline.show.figures import figure_data as tables
-from pipeline.show.figures import kernel_errors as kernels
-from pipeline.show.figures import overhead_plots as overheads
 from pipeline.show.figures import step_times as steps
 from pipeline.show.figures.board import NARROW, WIDE, Page, add_note, headline_of, save
 from pipeline.show.figures.roofline import draw_roofline, roofline_table
@@ -35,9 +32,7 @@ INDEX = "figures.json"
 NARROW_FOLDER = "narrow"
 """Folder of the same figures for narrow screens."""
 
-STEPS, TIME, ACCURACY, KERNELS, HOST, TRANSFER = CATEGORIES = (
-    "Steps", "Where time goes", "Accuracy", "Kernel models", "Host overheads", "Transfer",
-)  # fmt: skip
+STEPS, TIME, ACCURACY = CATEGORIES = ("Steps", "Where time goes", "Accuracy")
 """Parts of the report, in their order."""
 
 
@@ -47,21 +42,13 @@ class Artifacts:
 
     Attributes:
         summary: `summary` table of the grid.
-        observations: `overhead_samples` of the grid's hosts, with a `gpu` column that names the host.
-        models: (GPU, model folder) pairs of fitted kernel models.
-        operators: calls per step of the grid's models, with the columns model, op, calls.
-        workloads: the grid's workloads, by the names that overhead observations have.
-        further: tables that only figures outside of `GALLERY` use, by name.
         detailed: steps to look into, with their calls, the slower first; two where the grid has two GPUs.
+        parts: errors of measured points by part of the step, for figures of errors.
     """
 
     summary: pd.DataFrame
-    observations: pd.DataFrame = field(default_factory=pd.DataFrame)
-    models: tuple[tuple[str, Path], ...] = ()
-    operators: pd.DataFrame = field(default_factory=pd.DataFrame)
-    workloads: tuple[str, ...] = ()
-    further: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     detailed: tuple[Prediction, ...] = ()
+    parts: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def steps(self) -> pd.DataFrame:
         """The `steps` table of the grid."""
@@ -91,55 +78,8 @@ class Entry:
     note: Callable[[Artifacts, pd.DataFrame], str] = lambda _, __: ""
 
 
-def _observations(make: Callable[[Artifacts], pd.DataFrame]) -> Callable[[Artifacts], pd.DataFrame]:
-    return lambda artifacts: (
-        make(artifacts) if len(artifacts.observations) else artifacts.observations
-    )
-
-
-def _without_models(artifacts: Artifacts, table: pd.DataFrame) -> str:
-    """GPUs of the grid that a figure of kernel models lacks."""
-    have = set(table["gpu"].astype(str).str.split(" ").str[0])
-    lacking = [gpu for gpu in dict.fromkeys(artifacts.summary["gpu"]) if gpu not in have]
-    if not lacking:
-        return ""
-    return (
-        f"Without models fitted to their own samples: {', '.join(lacking)}; their kernels rest on"
-        " other GPUs or a roofline."
-    )
-
-
-def _other_hosts(artifacts: Artifacts, table: pd.DataFrame) -> str:
-    """Which hosts the figure shows, for GPUs without a host of their own, and workloads that were not profiled."""
-    have = set(table["gpu"])
-    hosts = {
-        p.gpu: p.host for p in predictions_of(artifacts.summary) if p.gpu not in have and p.host
-    }
-    lines = [f"{gpu} is predicted with {host}." for gpu, host in hosts.items()]
-    if "workload" in table and not set(artifacts.observations["workload"]) & set(
-        artifacts.workloads
-    ):
-        lines.append(
-            "None of the grid's workloads was profiled: these are the profiled workloads of the"
-            " host."
-        )
-    return " ".join(lines)
-
-
-def _as_in_steps(artifacts: Artifacts, table: pd.DataFrame) -> pd.DataFrame:
-    """Rows in the grid's order of GPUs, so that a GPU has the same colour as in the figures of steps."""
-    order_of = {gpu: number for number, gpu in enumerate(dict.fromkeys(artifacts.summary["gpu"]))}
-    gpu = (
-        table["gpu"].astype(str).str.split(" ").str[0]
-    )  # the choice of models follows the name, if there are several
-    order = np.argsort(gpu.map(order_of).fillna(len(order_of)).to_numpy(), kind="stable")
-    return table.iloc[order].reset_index(drop=True)
-
-
 _NO_PRICE = "no GPU of this grid has a price that fits it: docs/prices.md says how to give one"
 _ONE_GPU = "every point of this grid is on one GPU; devices=1,2,4,8 asks for several"
-_NO_FIT = "no kernel model of this grid's GPUs was fitted here or shipped"
-_NO_TRACE = "no profiler trace of these hosts has this type of overhead"
 
 GALLERY = (
     Entry(
@@ -198,50 +138,6 @@ GALLERY = (
         lambda a: roofline_table(a.detailed),
         lambda table, page: draw_roofline(table.attrs[tables.DRAWN], page),
         "the grid has no predicted step with products",
-    ),
-    Entry(
-        "kernel_errors",
-        "Held-out errors",
-        KERNELS,
-        lambda a: _as_in_steps(a, tables.kernel_errors(a.models)),
-        kernels.family_errors,
-        _NO_FIT,
-        _without_models,
-    ),
-    Entry(
-        "error_histograms",
-        "Distribution of errors",
-        KERNELS,
-        lambda a: _as_in_steps(a, tables.error_histograms(a.models)),
-        kernels.error_histograms,
-        "no model folder of this grid has its held-out errors; older packs have only metrics",
-        _without_models,
-    ),
-    Entry(
-        "dominant_operators",
-        "Operators with the most host time",
-        HOST,
-        _observations(lambda a: tables.dominant_operators(a.observations, a.operators)),
-        overheads.dominant_operators,
-        _NO_TRACE,
-        _other_hosts,
-    ),
-    Entry(
-        "t1_by_workload",
-        "T1: between operators",
-        HOST,
-        _observations(lambda a: tables.t1_by_workload(a.observations, a.workloads)),
-        overheads.t1_by_workload,
-        _NO_TRACE,
-        _other_hosts,
-    ),
-    Entry(
-        "t4_by_api",
-        "T4: runtime calls",
-        HOST,
-        _observations(lambda a: tables.t4_by_api(a.observations)),
-        overheads.t4_by_api,
-        _NO_TRACE,
     ),
 )
 """Every figure of the product, in the order of the report; `evaluation.figures` adds those of errors."""

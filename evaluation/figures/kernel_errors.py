@@ -1,12 +1,17 @@
-"""Figures of kernel models: errors per family, predicted against measured, and the distribution of errors."""
+"""Held-out errors of kernel models: their table and their figure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from evaluation.published.published_errors import BOUND_PERCENT, BOUND_SOURCE
 from pipeline.arrays import Array
+from pipeline.kernels.error_metrics import DECILES
 from pipeline.palette import series_colours
 from pipeline.readable import distinct
 from pipeline.show.figures.board import (
@@ -17,28 +22,21 @@ from pipeline.show.figures.board import (
     Page,
     in_order,
     marks,
-    number_ticks,
     rows_height,
     value_labels,
 )
+from pipeline.show.kernel_runs import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-LINE_STYLES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
-"""Styles of the lines of several GPUs, so that they also differ in grey."""
-
-
-BOUND_PERCENT, BOUND_SOURCE = 10.0, "Lin et al., HiPC 2022"
-"""Bound that the paper reports for the GMAE of every kernel family, in %, and the paper."""
 
 
 def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Held-out error of every kernel model (geometric mean and mean), and the coverage of its intervals.
 
     Args:
-        errors: `kernel_errors` table of `pipeline.show.figures.figure_data`: gpu, family, gmae, mape, coverage.
+        errors: `kernel_errors` table: gpu, family, gmae, mape, coverage.
     """
     from matplotlib.lines import Line2D
 
@@ -99,46 +97,46 @@ def _errors_of_gpu(
         axes.annotate(f"{percent:.1f}", (percent, row), (0, 4), color=colour, **above)
 
 
-def error_histograms(histograms: pd.DataFrame, page: Page) -> Figure:
-    """Distribution of the held-out errors, with a panel per family and a line per GPU.
+def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
+    """Held-out errors of fitted kernel models.
 
     Args:
-        histograms: `error_histograms` table: gpu, family, from_percent, to_percent, share.
-    """
-    from matplotlib.lines import Line2D
+        folders: (GPU, model folder) pairs; folders without a fitted model are skipped.
 
-    families = in_order(histograms["family"])
-    board = Board([1.3] * len(families), page, grid="y")
-    colours = series_colours(histograms["gpu"])
-    styles = dict(zip(colours, LINE_STYLES * 9, strict=False))
-    for axes, family in zip(board.panels, families, strict=True):
-        for gpu, part in histograms[histograms["family"] == family].groupby("gpu", sort=False):
-            edges = [*part["from_percent"], part["to_percent"].iloc[-1]]
-            axes.stairs(
-                100 * part["share"],
-                edges,
-                color=colours[str(gpu)],
-                linestyle=styles[str(gpu)],
-                linewidth=1.3,
-            )
-        axes.axvline(0, color="black", linewidth=0.8)
-        board.names(axes, "error (%)", "calls (%)")
-        board.number_ticks(axes)
-        number_ticks(axes.yaxis, 3)
-        board.title(axes, family)
-    middle = (histograms["from_percent"] + histograms["to_percent"]) / 2 * histograms["share"]
-    bias = middle.groupby([histograms["family"], histograms["gpu"]]).sum()
-    largest = int(bias.abs().to_numpy().argmax())
-    where = " on ".join(bias.index[largest])
-    board.headline(
-        f"The largest bias is {bias.iloc[largest]:+.1f} %, of {where}".replace("-", "−", 1)
+    Returns:
+        A table of these columns.
+        Model: gpu, family, variant, evidence, split, measured_on, samples, held_out.
+        Errors, as fractions: gmae, mape, bias, coverage, above_floor_gmae.
+        The GMAE of each tenth of the calls by size (`DECILES`), missing if a model does not store it.
+    """
+    rows = []
+    for gpu, folder in folders:
+        file = folder / "family.json"
+        if not file.is_file():
+            continue
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        metrics = dict(facts.get("metrics") or {})
+        if (folder / METRICS).is_file():
+            metrics = json.loads((folder / METRICS).read_text(encoding="utf-8")) | metrics
+        if "gmae" in metrics:
+            rows.append(_errors_row(gpu, facts, metrics))
+    columns = [*_MODEL_COLUMNS, *_ERROR_COLUMNS]
+    return pd.DataFrame(rows, columns=columns).sort_values(
+        ["family", "gpu"], kind="stable", ignore_index=True
     )
-    board.legend(
-        [Line2D([], [], color=colours[gpu], linestyle=styles[gpu]) for gpu in colours],
-        list(colours),
-    )
-    board.note(
-        "Error: predicted / measured − 1 of held-out calls. The outermost bins include all larger"
-        " errors."
-    )
-    return board.figure
+
+
+_MODEL_COLUMNS = (
+    "gpu", "family", "variant", "evidence", "split", "measured_on", "samples", "held_out",
+)  # fmt: skip
+_ERROR_COLUMNS = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", *DECILES)
+
+
+def _errors_row(gpu: str, facts: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    measured_on = facts.get("measured_on") or []
+    return {
+        **{name: facts.get(name) for name in _MODEL_COLUMNS},
+        **{name: metrics.get(name) for name in _ERROR_COLUMNS},
+        "gpu": gpu,
+        "measured_on": ", ".join(measured_on) if isinstance(measured_on, list) else measured_on,
+    }

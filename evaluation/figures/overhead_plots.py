@@ -1,32 +1,30 @@
-"""Figures of host overheads."""
+"""Host overheads of the operators with the most of them: their table and their figure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from pipeline.palette import MEASURED
 from pipeline.readable import distinct
 from pipeline.show.figures.board import (
-    NOTE,
     WIDE,
     Board,
     Page,
-    plain_ticks,
     rows_height,
-    value_labels,
 )
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-AS_PROFILED = "As profiled: recording an event costs the host time, which the statistics subtract."
-MIN_DRAWN_US = 0.5
-"""Smallest time that is drawn, in µs: half the resolution of older profilers. A logarithmic axis has no zero."""
+OPERATORS_PER_STEP = 8
+"""Number of operators per host and model in the figure of T2, T3 and T5."""
 
+AS_PROFILED = "As profiled: recording an event costs the host time, which the statistics subtract."
 TYPE_NAMES = {
     "T2": "before the first launch",
     "T3": "after the last launch",
@@ -41,41 +39,15 @@ SHORT_PREFIXES = {
 }
 """Prefixes of operators' names and their short forms in figures, so that the panels have enough space."""
 
-QUANTILES = {
-    "p5_us": "whislo", "p25_us": "q1", "median_us": "med", "mean_us": "mean", "p75_us": "q3",
-    "p95_us": "whishi",
-}  # fmt: skip
-"""Columns of a spread -> matplotlib's names of the parts of a box."""
-
 BOX = "#9ECAE9"
 """Colour of boxes and ranges; black lines and marks on it stay visible in grey."""
-
-
-def t1_by_workload(spread: pd.DataFrame, page: Page) -> Figure:
-    """T1, the host time between top-level operators, with a box per profiled workload and a panel per host.
-
-    Args:
-        spread: `spread` table of `pipeline.show.figures.figure_data` by gpu and workload.
-    """
-    return _boxes(
-        spread,
-        "workload",
-        "T1: host time between operators (µs)",
-        "an operator follows another after",
-        page,
-    )
-
-
-def t4_by_api(spread: pd.DataFrame, page: Page) -> Figure:
-    """T4, the host time of a runtime call, with a box per call and a panel per host."""
-    return _boxes(spread, "api", "T4: host time of the call (µs)", "a runtime call takes", page)
 
 
 def dominant_operators(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     """T2, T3 and T5 of the operators with the most host time in them: mean, median, 5th to 95th percentile.
 
     Args:
-        spread: `dominant_operators` table of `pipeline.show.figures.figure_data`.
+        spread: `operators_with_most` table.
     """
     from matplotlib.lines import Line2D
 
@@ -126,45 +98,46 @@ def shorter(name: str) -> str:
     return name
 
 
-def _boxes(spread: pd.DataFrame, by: str, what: str, says: str, page: Page) -> Figure:
-    """Horizontal boxes from quantiles, on a logarithmic axis because overheads cover several decades."""
-    hosts = list(spread.groupby("gpu", sort=False))
-    board = Board([rows_height(list(part[by]), page) for _, part in hosts], page, columns=1)
-    for axes, (gpu, part) in zip(board.panels, hosts, strict=True):
-        _draw(axes, part)
-        axes.set_xscale("log")
-        plain_ticks(axes.xaxis)
-        board.label_rows(axes, list(part[by]))
-        board.names(axes, what)
-        low, high = float(part["median_us"].min()), float(part["median_us"].max())
-        between = f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
-        board.title(axes, f"Host of {gpu}: {says} {between} µs in the median")
-    board.note(
-        "Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile; number: times"
-        f" seen. Times below {MIN_DRAWN_US:g} µs are drawn there. {AS_PROFILED}"
+def operators_with_most(
+    observations: pd.DataFrame, operators: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """Spread of T2, T3 and T5, per host and model, of the operators with the most such time in a step, largest first.
+
+    Args:
+        observations: `overhead_samples` with a gpu column.
+        operators: number of calls in a step, with the columns model, op, calls. Without it, the operators with the most time
+            in the observations, and no model.
+
+    Returns:
+        The columns of `spread` by gpu, model, op and type.
+    """
+    inside = observations[observations["type"].isin(["T2", "T3", "T5"])]
+    total = (
+        inside.groupby(["gpu", "op"], sort=True)["value_us"].sum().rename("total_us").reset_index()
     )
-    return board.figure
+    if operators is None or operators.empty:
+        total = total.assign(model="")
+    else:
+        first = inside[inside["type"] == "T2"]
+        seen = first.groupby(["gpu", "op"]).size().rename("seen").reset_index()
+        total = total.merge(seen).merge(operators, on="op")
+        total["total_us"] *= total["calls"] / total["seen"]
+    total = total.sort_values(
+        ["gpu", "model", "total_us"], ascending=[True, True, False], kind="stable"
+    )
+    largest = total.groupby(["gpu", "model"], sort=False).head(OPERATORS_PER_STEP)
+    spreads = _spread(inside.merge(largest[["gpu", "op"]].drop_duplicates()), ["gpu", "op", "type"])
+    # a merge keeps the order of its left side, and `spread` sorts by type
+    return largest[["gpu", "model", "op"]].merge(spreads)
 
 
-def _draw(axes: Axes, part: pd.DataFrame) -> None:
-    values = part[list(QUANTILES)].clip(lower=MIN_DRAWN_US).rename(columns=QUANTILES)
-    axes.bxp(
-        values.to_dict("records"),  # type: ignore[arg-type]
-        positions=range(len(part)),
-        orientation="horizontal",
-        showfliers=False,
-        showmeans=True,
-        patch_artist=True,
-        widths=0.6,
-        manage_ticks=False,
-        boxprops={"facecolor": BOX, "linewidth": 0.8},
-        medianprops={"color": "black", "linewidth": 1.5},
-        meanprops={
-            "marker": "o",
-            "markersize": 4,
-            "markerfacecolor": MEASURED,
-            "markeredgecolor": MEASURED,
-        },
-    )
-    ends = values[["whishi", "mean"]].max(axis=1)
-    value_labels(axes, ends, [f"{count:,}" for count in part["count"]], NOTE)
+def _spread(observations: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Count, mean and quantiles of `value_us` per group: p5_us, p25_us, median_us, mean_us, p75_us, p95_us, count."""
+    known = observations.dropna(subset=list(by))
+    names = ["p5_us", "p25_us", "median_us", "p75_us", "p95_us"]
+    if known.empty:
+        return pd.DataFrame(columns=[*by, *names, "mean_us", "count"])
+    groups = known.groupby(list(by), sort=True, observed=True)["value_us"]
+    quantiles = groups.quantile(np.array([0.05, 0.25, 0.5, 0.75, 0.95])).unstack()
+    quantiles.columns = pd.Index(names)
+    return quantiles.assign(mean_us=groups.mean(), count=groups.size()).reset_index()
