@@ -8,6 +8,7 @@ the launches. Instead of compiled code, the traced graph runs without data.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ from pipeline.as_on_cuda.torch_names import compiler, storage_id, tree_map
 
 HOST = torch.device("cpu")
 
+READ = "aten::_local_scalar_dense"
+"""The operator with which the host reads a value."""
+
 
 @dataclass(eq=False)
 class Part:
@@ -31,11 +35,15 @@ class Part:
     Attributes:
         weights: names of the weights that it trains.
         launches: of its forward pass, and of its backward pass.
+        modules: names of the modules whose operators it computes, as the compiler has them: from `root` on.
+        root: the module whose code it is; None outside of all.
         moved: bytes that each pass moves by the compiler's own count.
     """
 
     weights: tuple[str, ...] = ()
     launches: list[Launch] = field(default_factory=list)
+    modules: set[str] = field(default_factory=set)
+    root: Any = None
     moved: dict[str, int] = field(default_factory=dict)
 
 
@@ -45,20 +53,33 @@ class Compiled:
 
     Attributes:
         parts: in the order in which they were compiled.
-        calls: of compiled functions, in their order: the name of each, and the parts that it ran.
+        calls: of compiled functions, in their order: the name of each, and the parts that it ran, with values that it read.
+        updates: launches of each compiled step of an optimizer.
+        running: not empty while a compiled function runs.
     """
 
     parts: list[Part] = field(default_factory=list)
     calls: list[tuple[str, list[Part]]] = field(default_factory=list)
+    updates: list[list[Launch]] = field(default_factory=list)
+    running: list[Any] = field(default_factory=list)
 
     def called(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function whose calls are noted under a name."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append((name, []))
-            return function(*args, **kwargs)
+            self.running.append(function)
+            result = function(*args, **kwargs)
+            self.running.pop()
+            return result
 
         return call
+
+    def read(self, value: Tensor) -> None:
+        """Note that the host waits for a value, if compiled code reads it between its parts."""
+        if self.running and self.calls:
+            read = Launch(READ, "forward", inputs=[value])
+            self.calls[-1][1].append(Part(launches=[read]))
 
     @property
     def launches(self) -> list[Launch]:
@@ -102,7 +123,7 @@ def compiling(
             return rewrite(_decomposed(graph, mode), *args, **kwargs)
 
     def backend(graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
-        part = Part(_weights(graph))
+        part = Part(_weights(graph), modules=_modules(graph), root=_running_module())
         found.parts.append(part)
 
         def inner(graph: Any, inputs: Sequence[Any], **options: Any) -> Any:
@@ -140,6 +161,20 @@ def _weights(graph: Any) -> tuple[str, ...]:
         for name, value in given.items()
         if isinstance(value, torch.nn.Parameter) and value.requires_grad
     )
+
+
+def _modules(graph: Any) -> set[str]:
+    """Names of the modules of a graph's operators."""
+    stacks = (node.meta.get("nn_module_stack") for node in graph.graph.nodes)
+    return {str([*stack.values()][-1][0]) for stack in stacks if stack}
+
+
+def _running_module() -> Any:
+    """The innermost module that is being called."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_wrapped_call_impl":
+        frame = frame.f_back
+    return frame and frame.f_locals["self"]
 
 
 def _scheduled(
@@ -210,7 +245,7 @@ def _decomposed(graph: Any, mode: Any) -> Any:
         if of_forward := node.meta.get("fwd_nn_module_stack"):
             node.meta["nn_module_stack"] = of_forward
     places = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    table = compiler("select_decomp_table")()
+    table = {**compiler("select_decomp_table")(), torch.ops.aten.bernoulli.p: _drawn}
     with preserve_node_meta(), torch.no_grad(), mode:
         traced: Any = make_fx(
             torch.fx.Interpreter(graph).run, decomposition_table=table, _allow_non_fake_inputs=True
@@ -223,6 +258,11 @@ def _decomposed(graph: Any, mode: Any) -> Any:
     traced.recompile()
     traced.meta = graph.meta
     return traced
+
+
+def _drawn(x: Tensor, p: float = 0.5, *, generator: Any = None) -> Tensor:
+    """Zeros and ones in the dtype of a tensor: Inductor decomposes the operator in place, which this trace has not."""
+    return (torch.rand_like(x, dtype=torch.float32) < p).to(x.dtype)
 
 
 def _mode_of(values: Iterable[Any]) -> Any:

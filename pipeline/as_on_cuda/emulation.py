@@ -86,7 +86,6 @@ def run_as_on_cuda() -> Iterator[None]:
             detection.boxes_as_on_cuda,
             host_reads.whole_sequences,
             wrappers.unwrapped,
-            wrappers.compiled_as_written,
         ):
             stack.enter_context(context())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -97,8 +96,7 @@ def run_as_on_cuda() -> Iterator[None]:
 def create_as_on_cuda() -> Iterator[None]:
     """While the body runs, objects that a step creates before it runs behave as on a machine with a GPU.
 
-    Autocast contexts and gradient scalers are enabled, and wrappers for several GPUs only hold the wrapped module. Calls
-    of `torch.compile` are reported.
+    Autocast contexts and gradient scalers are enabled, and wrappers for several GPUs only hold the wrapped module.
     """
     from pipeline.as_on_cuda import mixed_precision, wrappers
 
@@ -106,6 +104,5 @@ def create_as_on_cuda() -> Iterator[None]:
         mixed_precision.own_autocast(),
         mixed_precision.own_scaler(),
         wrappers.unwrapped(),
-        wrappers.compiled_as_written(),
     ):
         yield

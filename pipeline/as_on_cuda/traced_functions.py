@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pipeline.as_on_cuda import host_reads
 from pipeline.as_on_cuda.compiler_gpu import Target
 from pipeline.as_on_cuda.fused_operators import MAX_HEAD_WIDTH
 from pipeline.as_on_cuda.host_autocast import HALF
@@ -48,6 +49,17 @@ def leave_data(modules: Iterable[nn.Module], mode: Any, half: torch.dtype | None
             for held in (vars(part), part._parameters, part._buffers):
                 found = {name: each for name, each in held.items() if isinstance(each, Tensor)}
                 held.update({name: bare(each) for name, each in found.items()})
+
+
+@contextmanager
+def reads_noted(note: Callable[[Tensor], None]) -> Iterator[None]:
+    """While the body runs, values that a step reads are assumed, as where it is not compiled, and `note` is told of each."""
+    with host_reads.assumed_reads():
+        names = (*host_reads.READS, *host_reads.WITH_VALUES)
+        disable: Any = torch.compiler.disable
+        outside = {name: disable(getattr(Tensor, name)) for name in names}
+        with replaced(host_reads, read=note), replaced(Tensor, **outside):
+            yield
 
 
 def fused_attention_of(target: Target, lower: torch.dtype | None) -> AbstractContextManager[None]:

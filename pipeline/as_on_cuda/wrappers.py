@@ -1,7 +1,7 @@
 """Wrappers that a capture sees through: models distributed over GPUs, and compiled code.
 
 The constructor of `DistributedDataParallel` needs a process group and compares weights between ranks. A capture has
-neither. The forward pass of the wrapper is that of the module. Code inside `torch.compile` runs uncompiled.
+neither. The forward pass of the wrapper is that of the module. Code inside `torch.compile` runs uncompiled, and is noted.
 
 In a step of several ranks, `nn.SyncBatchNorm` runs its kernels and its exchange of sums. Source of the operators and their
 order: torch/nn/modules/_functions.py and ATen/native/cuda/Normalization.cu.
@@ -9,27 +9,27 @@ order: torch/nn/modules/_functions.py and ATen/native/cuda/Normalization.cu.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from pipeline.as_on_cuda.data_parallel import exchanges_recorded
 from pipeline.as_on_cuda.host_reads import read
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.recording_group import is_recording
 from pipeline.as_on_cuda.shape_operators import apply, is_empty, meta_operators
+from pipeline.as_on_cuda.torch_names import compiler
 from pipeline.errors import SteptimeWarning
-
-_TORCH = str(Path(torch.__file__).parent)
 
 EXCHANGE = ("no_sync", "join", "register_comm_hook")
 """Methods of `DistributedDataParallel` that change what is exchanged, or when."""
@@ -86,29 +86,48 @@ def _without_data(module: nn.Module) -> bool:
     return first is not None and is_empty(first)
 
 
-def compiled_as_written() -> AbstractContextManager[None]:
-    """While the body runs, `torch.compile` warns that the prediction is of the code as it is written.
+@contextmanager
+def compiled_calls(begin: Callable[[Any], Any], running: list[Any]) -> Iterator[None]:
+    """While the body runs, `begin` is told what `torch.compile` has compiled for Inductor, when it is called.
 
-    Calls from installed libraries do not warn: many of them compile functions that the step never calls.
+    Compiled code that other compiled code calls is a part of it.
+
+    Args:
+        begin: gets the module or optimizer whose method is compiled, else the function. It returns what takes the place of the
+            compiler (a callback of PyTorch's frame evaluation), or None: the code runs as written.
+        running: not empty while compiled code runs.
     """
-    usual: Any = torch.compile
+    frames = compiler("eval_frame")
+    usual = getattr(frames, "_callback_from_stance")  # noqa: B009
 
-    def reported(*args: Any, **kwargs: Any) -> Any:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(
-            _TORCH
-        ):  # such as `Module.compile`
-            frame = frame.f_back
-        if "site-packages" not in frame.f_code.co_filename:
-            warnings.warn(
-                "torch.compile: predicted is the code as it is written; leave it out, and ask with"
-                " model.compile=true for the compiled step",
-                SteptimeWarning,
-                stacklevel=2,
-            )
-        return usual(*args, **kwargs)
+    def entered(callback: Any) -> Any:
+        call = sys._getframe(1).f_locals
+        if getattr(call.get("self"), "compiler_config", None) is None or "cleanups" not in call:
+            return usual(callback)
+        if not running:
+            call["cleanups"].append(running.clear)
+            running.append(begin(owner_of(call["fn"])))
+        return running[0]
 
-    return replaced(torch, compile=reported)
+    with replaced(frames, _callback_from_stance=entered):
+        yield
+
+
+def owner_of(function: Any) -> Any:
+    """The object whose method a function is; the function itself if it is of none. PyTorch wraps some of its own once more."""
+    inner = (
+        function if hasattr(function, "__self__") else getattr(function, "__wrapped__", function)
+    )
+    return getattr(inner, "__self__", inner)
+
+
+def updated_by(owner: Any) -> list[Optimizer]:
+    """The optimizers whose step compiled code is: its owner, or those that a function uses by name."""
+    if not inspect.isfunction(owner):
+        return [owner] * isinstance(owner, Optimizer)
+    names = inspect.getclosurevars(owner)
+    used = [*names.nonlocals.values(), *names.globals.values()]
+    return [each for each in used if isinstance(each, Optimizer)]
 
 
 _gather: Any = (

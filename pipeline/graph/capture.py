@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.as_on_cuda.emulation import create_as_on_cuda, run_as_on_cuda
-from pipeline.as_on_cuda.patches import replaced, stderr_silenced
+from pipeline.as_on_cuda.patches import stderr_silenced
 from pipeline.errors import (
     InputError,
     SteptimeError,
@@ -31,6 +31,13 @@ from pipeline.errors import (
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace
 from pipeline.graph.execution_trace_file import read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
+from pipeline.graph.step_modules import (
+    AS_WRITTEN,
+    compiled_by_user,
+    held_parameters,
+    module_calls_marked,
+    module_paths,
+)
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
 from pipeline.hardware import asked_gpu
 from pipeline.hardware.rank_layout import Layout
@@ -40,8 +47,6 @@ from pipeline.workloads.user_errors import SIZE_ERRORS, explain_error
 from pipeline.workloads.user_steps import shown_target
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from pipeline.workloads.training_step import Step
 
 MAX_STEP_BYTES = 1e16
@@ -161,6 +166,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     The first run creates the gradients and the optimizer state. A shipped workload goes without: its state is made before.
     """
     from pipeline.as_on_cuda.optimizers import state_tensors, stepping, update_of
+    from pipeline.as_on_cuda.wrappers import compiled_calls
     from pipeline.graph.memory import memory_need, with_states
 
     layout = Layout.of_workload(config)
@@ -182,7 +188,8 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     unused = bool(others) and len(others) == len(stepped)
     with tempfile.TemporaryDirectory(prefix="steptime-") as folder:
         path = Path(folder) / "execution_trace.json"
-        with _recording(path), reads, module_calls_marked(paths):
+        own: list[Any] = []
+        with _recording(path), reads, module_calls_marked(paths), compiled_calls(own.append, []):
             step.run(0)
         states = (0 if unused else step.optimizer_bytes) + sum(
             state.nbytes for state in state_tensors(others)
@@ -194,13 +201,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
                 f"the step needs {memory.peak / 1e12:,.0f} TB of memory, more than any machine has;"
                 " check its sizes"
             )
-        try:
-            raw = read_execution_trace(path)
-        except TraceError:  # this process wrote the file, so it can only be truncated
-            raise SteptimeError(
-                f"{tempfile.gettempdir()}: the recording of the step could not be written"
-                " completely; free some space, or set $TMPDIR to another folder"
-            ) from None
+        raw = _read_recording(path)
     if unused:
         config = {**config, "optimizer": update_of(others)}
     config = _with_allowed_tf32(
@@ -213,7 +214,19 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     ]
     computed = {} if _is_shipped(config) else computed_with(step, nodes, used, config)
     computed |= {"seq_len": str(step.seq_len)} if step.seq_len else {}
+    computed |= {"compiled": AS_WRITTEN} if compiled_by_user(own, step, paths) else {}
     return nodes, memory, held_parameters(paths), computed
+
+
+def _read_recording(path: Path) -> Any:
+    """The execution trace that this process wrote."""
+    try:
+        return read_execution_trace(path)
+    except TraceError:  # it can only be truncated
+        raise SteptimeError(
+            f"{tempfile.gettempdir()}: the recording of the step could not be written"
+            " completely; free some space, or set $TMPDIR to another folder"
+        ) from None
 
 
 def computed_with(
@@ -274,63 +287,6 @@ def _recording(path: Path) -> Iterator[None]:
         finally:
             observer.stop()
             observer.unregister_callback()
-
-
-@contextmanager
-def module_calls_marked(paths: Mapping[nn.Module, str]) -> Iterator[None]:
-    """While the body runs, calls of modules write their marks (`pipeline.graph.execution_trace.MODULE_MARK`).
-
-    Args:
-        paths: of the known modules; another one is named by its class, below the module that calls it.
-    """
-    from torch import nn
-    from torch.profiler import record_function
-
-    usual = nn.Module.__call__
-    running = [""]
-
-    def mark() -> None:
-        with record_function(f"## module {running[-1]} ##"):
-            pass
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        running.append(paths.get(self) or f"{running[-1]}.{type(self).__name__}".removeprefix("."))
-        mark()
-        try:
-            return usual(self, *args, **kwargs)
-        finally:
-            running.pop()
-            mark()
-
-    with replaced(nn.Module, __call__=call):
-        yield
-
-
-def module_paths(models: Sequence[nn.Module]) -> dict[nn.Module, str]:
-    """Path of every module of a step's models: the model's class, then the names of attributes (`ResNet.layer1.0.conv1`).
-
-    A second model of a class has its number behind the class. A module with several names has the first.
-    """
-    paths: dict[nn.Module, str] = {}
-    roots: dict[str, int] = {}
-    for model in models:
-        kind = type(model).__name__
-        roots[kind] = roots.get(kind, 0) + 1
-        root = kind if roots[kind] == 1 else f"{kind}{roots[kind]}"
-        for name, module in model.named_modules():
-            paths.setdefault(module, f"{root}.{name}".removesuffix("."))
-    return paths
-
-
-def held_parameters(paths: Mapping[nn.Module, str]) -> dict[str, int]:
-    """Number of parameters of each module by path, without those of the modules in it; a shared one counts once."""
-    seen: set[int] = set()
-    held = {}
-    for module, path in paths.items():
-        mine = {id(weight): weight.numel() for weight in module.parameters(recurse=False)}
-        held[path] = sum(size for weight, size in mine.items() if weight not in seen)
-        seen |= set(mine)
-    return held
 
 
 def _is_shipped(config: Mapping[str, Any]) -> bool:

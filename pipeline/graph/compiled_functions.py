@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from pipeline.errors import InputError
 from pipeline.graph.device_calls import PRODUCTS, map_calls
 from pipeline.graph.execution_trace import AUTOGRAD
 from pipeline.graph.normalise import renumber
+from pipeline.graph.step_modules import AS_WRITTEN
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 
 TRITON = "triton::"
@@ -21,6 +23,12 @@ TRITON = "triton::"
 
 FORWARD, BACKWARD = "CompiledFunction", f"{AUTOGRAD}: CompiledFunctionBackward"
 """Nodes under which a trace records the launches of compiled code."""
+
+UPDATE = "optimizer"
+"""Name of the compiled steps of optimizers, among compiled functions."""
+
+READ = "aten::item"
+"""Name of a node between compiled parts: the host waits for a value."""
 
 ADDS_UP = "AccumulateGrad"
 """Node of autograd that takes over or adds a gradient; it stays beside compiled code, with the exchange that it starts."""
@@ -48,16 +56,23 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
     """
     nodes, inside = graph.nodes(), launches.nodes()
     step = replace(graph, table=write_nodes(renumber(_replaced(nodes, inside))))
-    counts = Counter(node.name.startswith(TRITON) for node in inside if node.parent_id is not None)
-    functions = sum(node.phase == "forward" for node in inside if node.parent_id is None)
+    holders = {node.node_id: node for node in inside if node.parent_id is None}
+    counts = Counter(
+        (holders[node.parent_id].phase == UPDATE, node.name.startswith(TRITON))
+        for node in inside
+        if node.parent_id is not None and holders[node.parent_id].name != READ
+    )
+    functions = sum(each.phase == "forward" and each.name != READ for each in holders.values())
     breaks = launches.computed["graph_breaks"]
     both = any(node.phase == "backward" for node in inside)
     said = (
-        f"{counts[True]} Triton kernels and {counts[False]} library calls of the forward"
-        f"{' and backward' * both} pass, {breaks} graph break{'s' * (breaks != '1')}"
+        f"{counts[False, True]} Triton kernels and {counts[False, False]} library calls of the"
+        f" forward{' and backward' * both} pass, {breaks} graph break{'s' * (breaks != '1')}"
     )
     if functions > 1 + int(breaks):
-        said += f", in {functions} functions, between which the GPUs exchange"
+        said += f", in {functions} functions"
+    if updates := counts[True, True]:
+        said += f"; {updates} Triton kernel{'s' * (updates > 1)} of the optimizer"
     if breaks != "0" and (lost := 1 - _arithmetic(step) / max(_arithmetic(graph), 1.0)) > MOST_LOST:
         raise InputError(
             f"model.compile=true: the compiler cannot follow the whole forward function, and"
@@ -66,7 +81,7 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
     return replace(
         step,
         warnings=(
-            *graph.warnings,
+            *(text for text in graph.warnings if text != AS_WRITTEN),
             *launches.warnings,
             "model.compile: the memory is that of the step that is not compiled",
         ),
@@ -76,7 +91,7 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
 
 def _replaced(nodes: Sequence[Node], launches: Sequence[Node]) -> list[Node]:
     """Nodes of a step with compiled functions in place of what they compute."""
-    functions = _Functions(launches, fresh=1 + max((node.node_id for node in nodes), default=0))
+    functions = _Functions(launches, nodes)
     compiled = {node.node_id: of for node in nodes if (of := functions.of(node)) is not None}
     passes = [
         ((node.phase, functions.named(node)), node.node_id)
@@ -126,8 +141,13 @@ class _Functions:
         gradients: gradients that the last begun part gives and that nobody has taken over.
     """
 
-    def __init__(self, nodes: Sequence[Node], fresh: int) -> None:
-        self._fresh, self._size = fresh, len(nodes)
+    def __init__(self, nodes: Sequence[Node], step: Sequence[Node]) -> None:
+        self._fresh, self._size = 1 + max((node.node_id for node in step), default=0), len(nodes)
+        in_loss, in_forward = (
+            {node.module for node in step if node.phase == phase} for phase in ("loss", "forward")
+        )
+        self._of_loss = in_loss - in_forward
+        self._covered: set[str] = set()
         self._calls: dict[tuple[str, str], dict[int, list[list[Node]]]] = {}
         for node in nodes:
             if node.parent_id is None:
@@ -135,6 +155,8 @@ class _Functions:
                 key = node.phase, str(has.get("function", ""))
                 parts = self._calls.setdefault(key, {}).setdefault(has.get("call", 0), [])
                 parts.append([])
+                for path in has.get("modules", ()):
+                    self._covered.update(accumulate(path.split("."), "{}.{}".format))
             parts[-1].append(node)
         self._names = {name for _, name in self._calls}
         self._begun: Counter[tuple[str, str]] = Counter()
@@ -153,10 +175,16 @@ class _Functions:
         name = self.named(node)
         if node.parent_id is not None or name is None or _exchanges(node, name):
             return None
+        if node.phase == UPDATE:
+            return name if name == UPDATE else None
+        if self._covered and node.module not in self._covered:
+            return None
         if node.phase == "forward":
             return name
         computes = node.phase == "backward" and node.name.startswith(AUTOGRAD)
-        return name if computes and node.module != "loss" and not _adds_up(node) else None
+        return (
+            name if computes and node.module not in self._of_loss and not _adds_up(node) else None
+        )
 
     def hooks(self, nodes: Sequence[Node], compiled: Mapping[int, str]) -> dict[int, list[Node]]:
         """What hooks do before a compiled block's backward pass begins, by the node of autograd that calls them.
@@ -183,7 +211,7 @@ class _Functions:
         self._waiting = list(calls[self._begun[key] % len(calls)])
         self._begun[key] += 1
         self._fresh += self._size
-        return self.rest() if phase == "forward" else self._next()
+        return self._next() if phase == "backward" else self.rest()
 
     def taken_over(self) -> list[Node]:
         """Before a gradient is taken over: the part that gives it, if it has not begun."""

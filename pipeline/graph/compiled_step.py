@@ -13,9 +13,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack, redirect_stdout
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,17 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.as_on_cuda.emulation import create_as_on_cuda
 from pipeline.errors import InputError, SteptimeError, first_line
-from pipeline.graph.capture import module_paths
-from pipeline.graph.compiled_functions import BACKWARD, FORWARD, TRITON, spliced
+from pipeline.graph.compiled_functions import spliced
 from pipeline.graph.graph_file import read_graph, write_graph
-from pipeline.graph.normalise import normalise
-from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Graph, Node, Tensor, write_nodes
+from pipeline.graph.step_modules import module_paths, place_of
+from pipeline.graph.table import Graph
 from pipeline.workloads import make_step
 from pipeline.workloads.user_steps import is_given
 
 if TYPE_CHECKING:
     from pipeline.as_on_cuda.compiled_launches import Compiled
-    from pipeline.as_on_cuda.scheduled_kernels import Launch
     from pipeline.workloads.training_step import Step
 
 VERSION = "2.13"
@@ -42,11 +39,11 @@ VERSION = "2.13"
 EXCHANGE = ("layout", "ddp", "fsdp")
 """Options of a workload that say how several GPUs exchange."""
 
+OWN = "own"
+"""Value of the option `compile` of a step that is compiled as the user's code says."""
+
 KEYS = ("compile", "compiled_for")
 """Options of a workload that make its step a compiled one."""
-
-SHOWN_OPERATORS = 4
-"""Operators that the name of a fused kernel shows."""
 
 
 def as_written(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,6 +93,11 @@ def check_machine() -> None:
 
 def launches_of(config: Mapping[str, Any], batch_size: int, folder: Path) -> Graph:
     """What the compiler would launch, from a process of its own: the launches of a forward pass, then of its backward pass."""
+    if sys.stderr.isatty():
+        asked = (
+            f"{config.get('name')}, batch {batch_size}, for a GPU of {config['compiled_for']} SMs"
+        )
+        print(f"steptime: compiling {asked}: 5 to 90 s", file=sys.stderr)
     if is_given(config):  # the object is in this process alone
         process = multiprocessing.get_context("fork").Process(
             target=_write, args=(config, batch_size, folder)
@@ -166,26 +168,24 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
     from pipeline.as_on_cuda.mixed_precision import DTYPES
     from pipeline.as_on_cuda.one_gpu import one_gpu
     from pipeline.as_on_cuda.torch_names import compiler, fake_tensor_mode
-    from pipeline.as_on_cuda.traced_functions import fused_attention_of, leave_data, without_data
+    from pipeline.as_on_cuda.traced_functions import (
+        fused_attention_of,
+        leave_data,
+        reads_noted,
+        without_data,
+    )
+    from pipeline.as_on_cuda.wrappers import compiled_calls
+    from pipeline.graph.launched_nodes import computes, described
 
     target, found = Target.of(str(config["compiled_for"])), Compiled()
     alone = {key: value for key, value in as_written(config).items() if key not in EXCHANGE}
     plain = {**alone, "read_loss": "never", "accumulation": 1}
-    with create_as_on_cuda(), ExitStack() as stack:
-        if config.get("architecture") == "custom":
-            stack.enter_context(one_gpu("meta"))
+    device = one_gpu("meta") if config.get("architecture") == "custom" else nullcontext()
+    with create_as_on_cuda(), device:
         step = make_step(plain, batch_size // int(config.get("accumulation") or 1), "meta")
-    if step.procedure is not None:
-        raise InputError(
-            "model.compile=true: the step has a procedure of its own, which is not compiled;"
-            " leave it out"
-        )
-    if step.in_kernel:
-        raise InputError(
-            "model.compile=true: lookups that update their tables in the backward pass are not"
-            " compiled; take model.embedding=dense, or leave it out"
-        )
-    paths = {path.partition(".")[2]: path for path in module_paths(step.modules).values()}
+    own = config["compile"] == OWN
+    _check_step(step, own)
+    places = module_paths(step.modules)
     for part in ("_inductor", "_dynamo"):
         logging.getLogger(f"torch.{part}").setLevel(logging.ERROR)
     cast_as_on_cuda()
@@ -194,20 +194,63 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
         quiet_compiler(),
         fused_attention_of(target, None if step.pure else DTYPES.get(step.dtype)),
         cuda_means_host(),
+        reads_noted(found.read),
+        ExitStack() as stack,
     ):
         half = HALVES.get(config["fsdp"]["mixed_precision"]) if "fsdp" in config else None
         leave_data(step.modules, mode, half)
         step.pool = [tuple(without_data(each, mode, half) for each in step.pool[0])]
-        step.device, step.optimizers = "cpu", []
+        step.device = "cpu"
         buckets = config["ddp"]["bucket_cap_mb"] << 20 if "ddp" in config else None
         backend = compiling(target, found, buckets)
-        for name, part, function in functions_of(step, "fsdp" in config):
-            part.forward = found.called(name, torch.compile(function, backend=backend))
+        if own:
+            begin = _as_the_user_says(step, places, backend, found)
+            stack.enter_context(compiled_calls(begin, found.running))
+        else:
+            step.optimizers = []
+            for name, part, function in functions_of(step, "fsdp" in config):
+                part.forward = found.called(name, torch.compile(function, backend=backend))
         step.run(0)
     split = len(compiler("counters")["graph_break"])
-    parts = max((len(parts) for _, parts in found.calls), default=0)
+    parts = max((sum(map(computes, ran)) for _, ran in found.calls), default=0)
     breaks = split if buckets else max(parts - 1, min(1, split))
-    return described(found, paths, config, breaks)
+    return described(found, places, config, breaks)
+
+
+def _check_step(step: Step, own: bool) -> None:
+    """Refuse steps that cannot be compiled; `own`: the user's code says what is compiled."""
+    if step.procedure is not None and not own:
+        raise InputError(
+            "model.compile=true: the step has a procedure of its own, which is not compiled;"
+            " compile its modules (torch.compile(model)), or leave it out"
+        )
+    if step.in_kernel:
+        raise InputError(
+            "model.compile=true: lookups that update their tables in the backward pass are not"
+            " compiled; take model.embedding=dense, or leave it out"
+        )
+
+
+def _as_the_user_says(
+    step: Step, places: Mapping[Any, str], backend: Any, found: Compiled
+) -> Callable[[Any], Any]:
+    """What begins compiled code where the user has called `torch.compile`: modules by our backend, optimizers in closed form."""
+    from pipeline.as_on_cuda.compiled_optimizers import update_of
+    from pipeline.as_on_cuda.torch_names import compiler
+    from pipeline.as_on_cuda.wrappers import updated_by
+
+    compiling_frames = compiler("_create_wrapped_callback")(backend)
+
+    def begin(owner: Any) -> Any:
+        place = place_of(owner, step, places)
+        if place is None:
+            launches = [each for one in updated_by(owner) for each in update_of(one)]
+            found.updates += [launches] * bool(launches)
+            return None
+        found.calls.append((place, []))
+        return compiling_frames
+
+    return begin
 
 
 def functions_of(step: Step, by_block: bool) -> list[tuple[str, Any, Any]]:
@@ -228,110 +271,6 @@ def functions_of(step: Step, by_block: bool) -> list[tuple[str, Any, Any]]:
             " this one has none; take parallel=ddp, or leave it out"
         )
     return [(paths[block], block, block.forward) for block in blocks]
-
-
-def described(
-    found: Compiled, paths: Mapping[str, str], config: Mapping[str, Any], breaks: int
-) -> Graph:
-    """Launches as a graph: one node for each pass, with the launches inside.
-
-    Args:
-        found: what the compiler would launch.
-        paths: of modules, by the names of their attributes alone.
-        config: the configuration of the step.
-        breaks: how often the compiler could not follow the code.
-    """
-    nodes: list[Node] = []
-    ran = [(call, name, part) for call, (name, parts) in enumerate(found.calls) for part in parts]
-    met: set[str] = set()
-    for phase, name, thread, calls in (
-        ("forward", FORWARD, FORWARD_THREAD, ran),
-        ("backward", BACKWARD, BACKWARD_THREAD, ran[::-1]),
-    ):
-        for call, function, part in calls:
-            launches = [each for each in part.launches if each.phase == phase]
-            if not launches:
-                continue
-            holder = len(nodes)
-            has: dict[str, Any] = {"function": function, "call": call}
-            if phase == "backward":
-                has["gradients"] = len({*part.weights} - met)
-                met |= {*part.weights}
-            nodes.append(Node(holder, name, None, holder, thread, phase, attributes=has))
-            for each in launches:
-                at, node = len(nodes), _node(each, paths)
-                nodes.append(replace(node, node_id=at, order=at, parent_id=holder, thread=thread))
-    said = []
-    if breaks:
-        said.append(
-            f"model.compile: {breaks} graph break{'s' * (breaks > 1)}: the compiler cannot follow"
-            " the whole forward function (TORCH_LOGS=graph_breaks names the lines); the code"
-            " between the compiled parts is not counted"
-        )
-    return Graph(
-        write_nodes(normalise(nodes, config)),
-        warnings=tuple(said),
-        computed={"graph_breaks": str(breaks)},
-    )
-
-
-def _node(launch: Launch, paths: Mapping[str, str]) -> Node:
-    """A launch as an operator of a graph."""
-    module = next(filter(None, (_path(name, paths) for name in launch.module)), None)
-    if launch.inputs is None:
-        names = launch.name.split("+")
-        more = ["..."] * (len(names) > SHOWN_OPERATORS)
-        name = TRITON + "_".join([*names[:SHOWN_OPERATORS], *more])
-        attributes = {
-            "read": launch.read,
-            "written": launch.written,
-            "rows": launch.rows,
-            "width": launch.width,
-            "op": launch.op,
-            "dtype": _dtype(launch.dtype),
-        }
-        return Node(0, name, phase=launch.phase, attributes=attributes, module=module)
-    inputs, values = zip(*map(_argument, launch.inputs), strict=True) if launch.inputs else ((), ())
-    outputs = tuple(each for each, _ in map(_argument, launch.outputs) if each is not None)
-    name = "aten::randint" if launch.name == "aten::low_out" else launch.name
-    return Node(
-        0,
-        name,
-        phase=launch.phase,
-        inputs=inputs,
-        values=values,
-        outputs=outputs,
-        module=module,
-    )
-
-
-def _argument(value: Any) -> tuple[Any, Any]:
-    """An argument of an operator as a tensor of the graph, a list of them, or a plain value."""
-    if hasattr(value, "untyped_storage"):
-        strides = tuple(map(int, value.stride()))
-        return Tensor(tuple(map(int, value.shape)), _dtype(value.dtype), strides), None
-    if isinstance(value, list | tuple):
-        if value and all(hasattr(each, "untyped_storage") for each in value):
-            return tuple(_argument(each)[0] for each in value), None
-        return None, list(value)
-    return None, value if isinstance(value, bool | int | float | str | None) else str(value)
-
-
-def _dtype(dtype: Any) -> str:
-    short = {"float": "fp", "bfloat": "bf", "complex": "complex"}
-    name = str(dtype).removeprefix("torch.")
-    kind = name.rstrip("0123456789")
-    return short.get(kind, kind) + name[len(kind) :]
-
-
-def _path(name: str, paths: Mapping[str, str]) -> str | None:
-    """The path of a module by the compiler's name of it, such as `L['model'].layer1.0.conv1`."""
-    parts = name.replace("]", "").replace("[", ".").replace("'", "").split(".")
-    parts = [part for part in parts if part not in ("_modules", "self")]
-    for first in range(1, len(parts) + 1):
-        if (path := paths.get(".".join(parts[first:]))) is not None:
-            return path
-    return None
 
 
 if __name__ == "__main__":

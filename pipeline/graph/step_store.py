@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from pipeline.errors import SteptimeError
+from pipeline.errors import InputError, SteptimeError
 from pipeline.graph.batch_line import (
     LOW,
     MIDDLE,
@@ -34,17 +34,19 @@ from pipeline.graph.batch_line import (
     same_at_any_batch,
 )
 from pipeline.graph.capture import capture, needs_fake_tensors
-from pipeline.graph.compiled_step import as_written, compiled
+from pipeline.graph.compiled_step import OWN, as_written, compiled
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory
 from pipeline.graph.graph_file import read_graph, write_graph
+from pipeline.graph.step_modules import AS_WRITTEN
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.asked_gpu import capturing_for
 from pipeline.hardware.rank_layout import Groups, Layout
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
+from pipeline.question.compiled_target import with_target
 from pipeline.question.options import FREE_OPTIONS, NAMED_BY
 from pipeline.question.question import Question
 from pipeline.question.settings import EditSettings, FrozenDict
@@ -102,6 +104,8 @@ class StepStore:
             graph = _recent(self._graphs, step, lambda: captured(config, *step[1:]))
             if graph.gpu not in ("", question.gpu.name):
                 graph = self._graphs[step] = edited(capture(config, step[1]), question.edit)
+            if graph.computed.get("compiled") == AS_WRITTEN:
+                graph = self._graphs[step] = _compiled_by_user(graph, question)
         self._memory[step[:2]] = graph.memory
         return graph
 
@@ -166,6 +170,22 @@ class StepStore:
             else:
                 self._memory[question.workload, batch_size] = need
         return self._memory[question.workload, batch_size]
+
+
+def _compiled_by_user(graph: Graph, question: Question) -> Graph:
+    """The graph of a step on a question's GPU, with what the user compiles compiled; as written, with the reason, if that fails."""
+    model = {**question.workload.plain(), "compile": OWN}
+    try:
+        config = with_target(model, question.gpu, local=False, spreads=False)
+        graph = captured(config, question.batch_size, question.edit)
+    except InputError as error:
+        why = str(error).removeprefix("model.compile=true")
+        graph = replace(
+            graph,
+            warnings=(*graph.warnings, f"torch.compile{why}"),
+            computed={**graph.computed, "compiled": "no, as written"},
+        )
+    return replace(graph, gpu=question.gpu.name)
 
 
 def between_ranks(calls: pd.DataFrame, question: Question) -> pd.DataFrame:

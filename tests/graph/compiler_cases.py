@@ -11,13 +11,15 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.as_on_cuda.compiled_launches import Compiled, compiling, quiet_compiler
+from pipeline.as_on_cuda.compiled_optimizers import update_of
 from pipeline.as_on_cuda.compiler_gpu import Target
 from pipeline.as_on_cuda.torch_names import compiler, fake_tensor_mode
 from tests.graph.encoder_layer import Encoder
@@ -134,8 +136,44 @@ def argument(shape: Any, trains: bool) -> Tensor:
     return torch.randn(shape, requires_grad=trains)
 
 
+OPTIMIZERS = (
+    partial(torch.optim.SGD, lr=0.1),
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    partial(torch.optim.Adagrad, lr=0.1),
+    torch.optim.RMSprop,
+)
+
+
+def optimizers(target: Target) -> list[Any]:
+    """Bytes read, bytes written and elements of each optimizer's compiled step: of the compiler, and in closed form.
+
+    On the compiler's GPU, one more kernel counts steps, which the host does: it has an element for each parameter.
+    """
+    found = []
+    for make in OPTIMIZERS:
+        weights = [nn.Parameter(torch.empty(size)) for size in ((32, 16), (16,), (10, 16), (10,))]
+        for weight in weights:
+            weight.grad = torch.empty_like(weight)
+        optimizer = make(weights, foreach=True)
+        optimizer.step()  # makes the states
+        lowered = compiled(optimizer.step, [], target).launches
+        updates = [each for each in lowered if each.rows > len(weights)], update_of(optimizer)
+        found.append(
+            [
+                [
+                    sum(getattr(each, name) for each in launches)
+                    for name in ("read", "written", "rows")
+                ]
+                for launches in updates
+            ]
+        )
+    return found
+
+
 def main() -> None:
-    """Print the elements of each case, and the launches of the encoder."""
+    """Print the elements of each case, the launches of the encoder, and what optimizers move."""
     logging.getLogger("torch._inductor").setLevel(logging.ERROR)
     a100, moved = Target(8.0, 108), []
     with quiet_compiler(), fake_tensor_mode(allow_non_fake_inputs=True):
@@ -147,10 +185,11 @@ def main() -> None:
             calls = sum(each.inputs is not None for each in found.launches)
             by_compiler = sum(size for part in found.parts for size in part.moved.values())
             moved.append((by_compiler / 4, own / 4, calls))
+        updates = optimizers(a100)
         layer = compiled(Encoder(), [torch.randn(4, 4, 4), torch.randn(4, 4, 4)], a100)
     fused = sum(each.inputs is None for each in layer.launches)
     encoder = [fused, len(layer.launches) - fused]
-    json.dump({"moved": moved, "encoder": encoder}, sys.stdout)
+    json.dump({"moved": moved, "encoder": encoder, "optimizers": updates}, sys.stdout)
 
 
 if __name__ == "__main__":

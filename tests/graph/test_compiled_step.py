@@ -109,6 +109,9 @@ def test_launches_move_the_bytes_that_pytorchs_tests_pin_on_a_gpu() -> None:
         again = 100 * (20 in case.shapes)  # 20 lookups in 10 rows read some of them twice
         assert calls or own == case.elements + again  # those of a library's call are in its shapes
     assert found["encoder"] == [12, 7]  # Triton kernels and library calls in code for a real GPU
+    for lowered, in_closed_form in found["optimizers"]:
+        assert lowered[1:] == in_closed_form[1:]
+        assert lowered[0] - in_closed_form[0] in (0, 16)  # 16 bytes: counters of four parameters
 
 
 def test_a_given_module_is_compiled_and_advised_to_be_and_its_loss_is_not() -> None:

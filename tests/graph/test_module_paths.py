@@ -6,8 +6,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.graph.capture import held_parameters, module_paths, observe
+from pipeline.graph.capture import observe
 from pipeline.graph.graph_file import read_graph, write_graph
+from pipeline.graph.step_modules import held_parameters, module_paths
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.workloads.training_step import Step
 

@@ -9,6 +9,7 @@ import pytest
 from pipeline.errors import InputError, SteptimeWarning
 from pipeline.graph.capture import capture
 from pipeline.graph.graph_file import read_graph, write_graph
+from pipeline.graph.step_modules import AS_WRITTEN
 from pipeline.graph.table import Graph
 from pipeline.question.compose import choices
 from pipeline.question.question import expand
@@ -168,21 +169,12 @@ def test_a_step_that_ignores_the_batch_size_is_refused_unless_it_has_it_by_chanc
     assert captured("tokens", 8).warnings == (), "five tokens a sample, joined in one dimension"
 
 
-def test_compiled_code_is_reported_whether_it_is_compiled_in_the_function_or_at_import(
-    tmp_path: Path,
-) -> None:
-    told = (
-        (
-            "torch.compile: predicted is the code as it is written; leave it out, and ask with"
-            " model.compile=true for the compiled step"
-        ),
-    )
-    assert captured("compiled").warnings == told
+def test_compiled_code_is_reported_where_the_step_calls_it(tmp_path: Path) -> None:
+    assert captured("compiled").warnings == (AS_WRITTEN,)
     (tmp_path / "compiled_at_import.py").write_text(
         MODULE + "\n@torch.compile\ndef cube(x):\n    return x ** 3\n"
     )
-    for size in (8, 16):
-        assert captured("compiled_at_import:plain", size).warnings == told
+    assert captured("compiled_at_import:plain").warnings == ()
 
 
 def test_what_a_capture_reports_is_in_its_file(tmp_path: Path) -> None:
@@ -195,7 +187,7 @@ def test_predict_from_python_warns() -> None:
     from pipeline import predict
 
     with pytest.warns(SteptimeWarning, match="torch.compile"):
-        found = predict("V100", "custom", model__target="mine_with_faults:compiled", batch_size=8)
+        found = predict("P100", "custom", model__target="mine_with_faults:compiled", batch_size=8)
     assert found.as_dict()["warnings"] == list(found.warnings) and found.warnings
 
 

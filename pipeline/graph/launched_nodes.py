@@ -1,0 +1,141 @@
+"""What the compiler would launch, as nodes of a graph. Loaded in the compiler's process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pipeline.as_on_cuda.compiled_launches import READ, Compiled, Part
+from pipeline.as_on_cuda.scheduled_kernels import Launch
+from pipeline.graph.compiled_functions import BACKWARD, FORWARD, TRITON, UPDATE
+from pipeline.graph.normalise import normalise
+from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Graph, Node, Tensor, write_nodes
+
+NOT_IN_PATHS = ("_modules", "self", "_orig_mod")
+"""Parts of the compiler's names of modules that are no names of a user's attributes."""
+
+SHOWN_OPERATORS = 4
+"""Operators that the name of a fused kernel shows."""
+
+
+def computes(part: Part) -> bool:
+    """Whether a part is compiled code, not a value that the host reads."""
+    return all(launch.name != READ for launch in part.launches)
+
+
+def described(
+    found: Compiled, paths: Mapping[Any, str], config: Mapping[str, Any], breaks: int
+) -> Graph:
+    """Launches as a graph: one node for each pass, with the launches inside.
+
+    Args:
+        found: what the compiler would launch.
+        paths: of the step's modules.
+        config: the configuration of the step.
+        breaks: how often the compiler could not follow the code.
+    """
+    nodes: list[Node] = []
+    ran = [(call, name, part) for call, (name, parts) in enumerate(found.calls) for part in parts]
+    updates = [(call, UPDATE, Part(launches=each)) for call, each in enumerate(found.updates)]
+    met: set[str] = set()
+    for phase, name, thread, calls in (
+        ("forward", FORWARD, FORWARD_THREAD, ran),
+        ("backward", BACKWARD, BACKWARD_THREAD, ran[::-1]),
+        ("optimizer", FORWARD, FORWARD_THREAD, updates),
+    ):
+        for call, function, part in calls:
+            launches = [each for each in part.launches if each.phase == phase]
+            if not launches:
+                continue
+            holder, root = len(nodes), paths.get(part.root, "")
+            inside = {
+                path.removeprefix(root).partition(".")[2]: path
+                for path in paths.values()
+                if path.startswith(root)
+            }
+            has: dict[str, Any] = {"function": function, "call": call}
+            if breaks:
+                has["modules"] = sorted(
+                    filter(None, {_path(each, inside) for each in part.modules})
+                )
+            if phase == "backward":
+                has["gradients"] = len({*part.weights} - met)
+                met |= {*part.weights}
+            named = name if computes(part) else "aten::item"
+            nodes.append(Node(holder, named, None, holder, thread, phase, attributes=has))
+            for each in launches:
+                at, node = len(nodes), _node(each, inside)
+                nodes.append(replace(node, node_id=at, order=at, parent_id=holder, thread=thread))
+    said = []
+    if breaks:
+        said.append(
+            f"model.compile: {breaks} graph break{'s' * (breaks > 1)}: the compiler cannot follow"
+            " the whole forward function (TORCH_LOGS=graph_breaks names the lines); between the"
+            " compiled parts, waits of the host and modules of their own count as written, and"
+            " other code is not counted"
+        )
+    return Graph(
+        write_nodes(normalise(nodes, config)),
+        warnings=tuple(said),
+        computed={"graph_breaks": str(breaks)},
+    )
+
+
+def _node(launch: Launch, paths: Mapping[str, str]) -> Node:
+    """A launch as an operator of a graph."""
+    module = next(filter(None, (_path(name, paths) for name in launch.module)), None)
+    if launch.inputs is None:
+        names = launch.name.split("+")
+        more = ["..."] * (len(names) > SHOWN_OPERATORS)
+        name = TRITON + "_".join([*names[:SHOWN_OPERATORS], *more])
+        attributes = {
+            "read": launch.read,
+            "written": launch.written,
+            "rows": launch.rows,
+            "width": launch.width,
+            "op": launch.op,
+            "dtype": _dtype(launch.dtype),
+        }
+        return Node(0, name, phase=launch.phase, attributes=attributes, module=module)
+    inputs, values = zip(*map(_argument, launch.inputs), strict=True) if launch.inputs else ((), ())
+    outputs = tuple(each for each, _ in map(_argument, launch.outputs) if each is not None)
+    name = "aten::randint" if launch.name == "aten::low_out" else launch.name
+    return Node(
+        0,
+        name,
+        phase=launch.phase,
+        inputs=inputs,
+        values=values,
+        outputs=outputs,
+        module=module,
+    )
+
+
+def _argument(value: Any) -> tuple[Any, Any]:
+    """An argument of an operator as a tensor of the graph, a list of them, or a plain value."""
+    if hasattr(value, "untyped_storage"):
+        strides = tuple(map(int, value.stride()))
+        return Tensor(tuple(map(int, value.shape)), _dtype(value.dtype), strides), None
+    if isinstance(value, list | tuple):
+        if value and all(hasattr(each, "untyped_storage") for each in value):
+            return tuple(_argument(each)[0] for each in value), None
+        return None, list(value)
+    return None, value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def _dtype(dtype: Any) -> str:
+    short = {"float": "fp", "bfloat": "bf", "complex": "complex"}
+    name = str(dtype).removeprefix("torch.")
+    kind = name.rstrip("0123456789")
+    return short.get(kind, kind) + name[len(kind) :]
+
+
+def _path(name: str, paths: Mapping[str, str]) -> str | None:
+    """The path of a module by the compiler's name of it, such as `L['model'].layer1.0.conv1`."""
+    parts = name.replace("]", "").replace("[", ".").replace("'", "").split(".")
+    parts = [part for part in parts if part not in NOT_IN_PATHS]
+    for first in range(1, len(parts) + 1):
+        if (path := paths.get(".".join(parts[first:]))) is not None:
+            return path
+    return None
