@@ -94,10 +94,10 @@ def check_machine() -> None:
 def launches_of(config: Mapping[str, Any], batch_size: int, folder: Path) -> Graph:
     """What the compiler would launch, from a process of its own: the launches of a forward pass, then of its backward pass."""
     if sys.stderr.isatty():
-        asked = (
-            f"{config.get('name')}, batch {batch_size}, for a GPU of {config['compiled_for']} SMs"
+        print(
+            f"steptime: compiling {config.get('name')}, which takes 5 to 140 s of CPU time",
+            file=sys.stderr,
         )
-        print(f"steptime: compiling {asked}: 5 to 90 s", file=sys.stderr)
     if is_given(config):  # the object is in this process alone
         process = multiprocessing.get_context("fork").Process(
             target=_write, args=(config, batch_size, folder)

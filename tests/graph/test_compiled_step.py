@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from torch import nn
 
 from pipeline.answers.advice import MIN_GAIN, advise
 from pipeline.answers.predict import predict
-from pipeline.errors import ConfigError, InputError
+from pipeline.errors import ConfigError, InputError, SteptimeError
 from pipeline.graph import compiled_step
 from pipeline.graph.compiled_functions import BACKWARD, FORWARD, spliced
-from pipeline.graph.compiled_step import as_written, check_machine, explained
+from pipeline.graph.compiled_step import as_written, check_machine, explained, launches_of
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.step_store import StepStore
 from pipeline.graph.table import Graph, Memory, Node, Tensor, write_nodes
@@ -222,6 +223,15 @@ def test_lookups_that_update_their_tables_are_refused() -> None:
     question = ask(["gpu=V100", "model=dlrm_small", "model.embedding=fused", "model.compile=true"])
     with pytest.raises(InputError, match="update their tables"):
         StepStore().graph(question)
+
+
+def test_a_terminal_is_told_that_the_compiler_is_asked(monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    failing = SimpleNamespace(returncode=9)
+    monkeypatch.setattr(compiled_step.subprocess, "run", lambda *_, **__: failing)
+    with pytest.raises(SteptimeError, match="ended with code 9"):
+        launches_of({"name": "resnet50", "compiled_for": "8.0-108"}, 1, tmp_path)
+    assert "compiling resnet50" in capsys.readouterr().err
 
 
 def test_another_version_of_pytorch_and_another_system_are_refused(monkeypatch) -> None:
