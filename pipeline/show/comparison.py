@@ -52,8 +52,7 @@ HEADS = {"step": "step ms", "measured": "measured ms", "exposed": "exposed ms", 
 
 LEFT_OUT_FIRST = (
     "TFLOP/s", "MFU", "tokens/s", "host", "how sure", "busy",
-    "max batch", "memory", "measured", PER_PRICE,
-    "bound", "p10-p90 ms", "exposed",
+    "max batch", "measured", "exposed", "bound", "p10-p90 ms", PER_PRICE, "memory",
 )  # fmt: skip
 """Columns that a table leaves out, in this order, where the terminal is too narrow."""
 
@@ -261,7 +260,7 @@ class Comparison:
             "batch": batch,
         }
         alone = isinstance(row, Prediction) and row.devices == 1
-        if several and alone and "devices=1" not in shared:
+        if several and alone and "devices=1" not in [*shared, *named["options"].split()]:
             named["options"] = f"devices=1 {named['options']}".removesuffix(f" {DEFAULT}")
         if isinstance(row, Answer):
             return named | {"host": "", "step": "none", "p10-p90 ms": "", "bound": ""}

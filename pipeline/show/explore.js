@@ -51,7 +51,8 @@ function quoted(word) { return /^[\w.,=+:@%/-]+$/.test(word) ? word : "'" + word
 // The commands that ask for these points again: one, or one for each set of options where a single one would ask for more.
 function command(points) {
   const keys = [...new Set(points.flatMap(point => point.overrides.map(text => text.split("=")[0])))];
-  const given = key => [...new Set(points.map(point => point.overrides.find(text => text.startsWith(key + "="))))];
+  const missing = { devices: "devices=1" };  // a step on one GPU says nothing of devices
+  const given = key => [...new Set(points.map(point => point.overrides.find(text => text.startsWith(key + "=")) ?? missing[key]))];
   const options = keys.map(key => [key, given(key).map(text => text?.slice(key.length + 1))]);
   const asked = [["gpu", values(points, "gpu")], ["model", values(points, "model")], ["batch_size", values(points, "batch")], ...options];
   const product = asked.reduce((count, [, list]) => count * list.length, 1);

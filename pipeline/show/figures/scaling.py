@@ -1,4 +1,4 @@
-"""Figure of predictions on one and several GPUs: what is left of the throughput of as many single GPUs."""
+"""Figure of predictions on one and several GPUs: their throughput beside that of as many single GPUs."""
 
 from __future__ import annotations
 
@@ -7,33 +7,58 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from pipeline.answers.difference import difference
 from pipeline.palette import series_colours
 from pipeline.prediction import Prediction
-from pipeline.show.figures.board import MARKERS, WIDE, Board, Page, marks
+from pipeline.show.figures.board import MARKERS, WIDE, Board, Page, marks, plain_ticks, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LEAST, MOST = 0.005, 3
+"""Smallest share of the step on several GPUs, and number, of the parts that are named as longer than on one."""
+
 
 def scaling_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
-    """Scaling efficiency over the number of GPUs, from 1 on: line, devices, efficiency.
+    """Throughput of all GPUs over their number, from 1 on.
 
     A line is a GPU, model, batch size and options, and is named by what not all predictions share. It is empty if no step is on
     several GPUs.
+
+    Returns:
+        `line`, `devices`, `samples_per_s` with p10 and p90 (`low`, `high`), `ideal`: that of as many single GPUs, and `lost`: the
+        parts that take longer than on one GPU, where the step on one GPU is among the predictions.
     """
     words = [_words(p) for p in predictions]
     several = len(set(map(tuple, words))) > 1
-    rows: dict[tuple[str, int], float] = {}
+    alone = {tuple(of): p for p, of in zip(predictions, words, strict=True) if p.devices == 1}
+    rows: dict[tuple[str, int], tuple[float | str, ...]] = {}
     for p, named in zip(predictions, words, strict=True):
         parts = [word for word in named if not several or not all(word in other for other in words)]
         if p.several is not None and p.several.efficiency is not None:
-            line = " ".join(parts)
-            rows |= {(line, 1): 1.0, (line, p.devices): p.several.efficiency}
-    table = pd.DataFrame(
-        [(*key, share) for key, share in rows.items()], columns=["line", "devices", "efficiency"]
-    )
+            line, speed = " ".join(parts), p.samples_per_s
+            ideal, one = speed / p.several.efficiency, alone.get(tuple(named))
+            each = ideal / p.devices
+            rows[line, 1] = (each, *(_ends(one) if one else (each, each)), each, "")
+            lost = ", ".join(longer(one, p)) if one else ""
+            rows[line, p.devices] = (speed, *_ends(p), ideal, lost)
+    names = ["line", "devices", "samples_per_s", "low", "high", "ideal", "lost"]
+    table = pd.DataFrame([(*key, *row) for key, row in rows.items()], columns=names)
     groups = [part.sort_values("devices") for _, part in table.groupby("line", sort=False)]
     return pd.concat(groups, ignore_index=True) if groups else table
+
+
+def _ends(p: Prediction) -> tuple[float, float]:
+    """p10 and p90 of the throughput."""
+    return 1e6 * p.global_batch / p.p90_us, 1e6 * p.global_batch / p.p10_us
+
+
+def longer(one: Prediction, several: Prediction) -> list[str]:
+    """The parts that take most time on several GPUs beside that on one, with their share of the step there."""
+    parts = [
+        part for part in difference(one, several).parts if part.us >= LEAST * several.predicted_us
+    ]
+    return [f"{part.label} {100 * part.us / several.predicted_us:.1f} %" for part in parts[:MOST]]
 
 
 def _words(prediction: Prediction) -> list[str]:
@@ -47,44 +72,56 @@ def _words(prediction: Prediction) -> list[str]:
 
 
 def draw_scaling(table: pd.DataFrame, page: Page = WIDE) -> Figure:
-    """Scaling efficiency over the number of GPUs, a line per GPU, model, batch size and options.
+    """Samples per second of all GPUs beside the ideal, a line per GPU, model, batch size and options.
 
     Args:
         table: `scaling_table`.
     """
     lines = {str(name): part for name, part in table.groupby("line", sort=False)}
     colours, counts = series_colours(list(lines)), sorted(set(table["devices"]))
-    board = Board([2.6], page, grid="y")
+    board = Board([2.8], page, grid="both")
     (axes,) = board.panels
     for (name, part), marker in zip(lines.items(), MARKERS * len(lines), strict=False):
-        shown, colour = 100 * part["efficiency"], colours[name]
-        axes.plot(part["devices"], shown, f"{marker}-", color=colour, markersize=6, linewidth=1.4)
+        speed, colour = part["samples_per_s"], colours[name]
+        axes.plot(part["devices"], part["ideal"], "--", color=colour, linewidth=0.9)
+        axes.errorbar(
+            part["devices"],
+            speed,
+            yerr=spread(*(part[end].to_numpy(float) for end in ("samples_per_s", "low", "high"))),
+            fmt=f"{marker}-",
+            color=colour,
+            markersize=5,
+            linewidth=1.4,
+            capsize=2,
+        )
         axes.annotate(
-            f"{shown.iloc[-1]:.1f} %",
-            (part["devices"].iloc[-1], shown.iloc[-1]),
-            xytext=(8, -3),
+            f"{100 * speed.iloc[-1] / part['ideal'].iloc[-1]:.0f} %",
+            (part["devices"].iloc[-1], speed.iloc[-1]),
+            xytext=(8, -4),
             textcoords="offset points",
             fontsize=8.5,
             color=colour,
         )
     axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
     axes.set_xticks(counts, [f"{count:,}" for count in counts])
     axes.minorticks_off()
     axes.set_xlim(counts[0] / 1.2, counts[-1] * 1.6)
-    axes.set_ylim(bottom=min(90.0, 5 * (100 * table["efficiency"].min() // 5)), top=101)
-    board.names(axes, "GPUs", "scaling efficiency (%)")
+    plain_ticks(axes.yaxis)
+    board.names(axes, "GPUs", "samples/s of all, logarithmic")
     board.title(axes, _sentence(table))
     board.legend(marks(colours.values()), list(colours))
-    board.note(
-        "Throughput of all GPUs over that of as many single ones, with the same batch on each."
-    )
+    board.note("Dashed: as many single GPUs, with the same batch on each. Whiskers: p10 to p90.")
     return board.figure
 
 
 def _sentence(table: pd.DataFrame) -> str:
-    """Which line keeps most on its largest number of GPUs, and which least."""
+    """Which line keeps most on its largest number of GPUs, and which least, with what takes longer there."""
     ends = table.drop_duplicates("line", keep="last").set_index("line")
-    shares, counts = ends["efficiency"], ends["devices"]
-    best, worst = str(shares.idxmax()), str(shares.idxmin())
-    text = f"{best} keeps {shares[best]:.1%} on {counts[best]:,} GPUs"
-    return text if best == worst else f"{text}, {worst} {shares[worst]:.1%} on {counts[worst]:,}"
+    shares = ends["samples_per_s"] / ends["ideal"]
+    texts = []
+    for name in dict.fromkeys([shares.idxmax(), shares.idxmin()]):
+        lost = ends.loc[name, "lost"]
+        text = f"{name} keeps {100 * shares[name]:.0f} % on {ends.loc[name, 'devices']:,} GPUs"
+        texts.append(text + (f" (longer: {lost})" if lost else ""))
+    return "; ".join(texts)
