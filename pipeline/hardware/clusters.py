@@ -119,13 +119,14 @@ def _generation(gpu: GpuSpec) -> int:
 
 
 def check_fabric(cluster: Cluster, gpu: GpuSpec) -> None:
-    """Refuse a GPU without NVLink in a cluster whose fabric is NVLink, and one of another generation behind its switches.
+    """Refuse a GPU without NVLink in a cluster whose fabric is NVLink, and a PCIe card or another generation behind its switches.
 
     Raises:
         ConfigError: neither the GPU nor the cluster states the rate of the link, or the switches are those of other GPUs.
     """
     own = cluster.usual_for if cluster.fabric == NVSWITCH else ()
-    if own and gpu.architecture not in {load_gpu(name).architecture for name in own}:
+    of_slots = "pcie" in gpu.name.lower()  # a card on the bus, whatever NVLink it has
+    if own and (of_slots or gpu.architecture not in {load_gpu(name).architecture for name in own}):
         raise ConfigError(
             f"cluster={cluster.name}: its switches join {', '.join(own)}, not {gpu.name}; take"
             f" cluster={usual_cluster(gpu).name}"

@@ -33,6 +33,7 @@ from pipeline.show.comparison_columns import (
     energy_cells,
     exchange_cells,
     heading_of,
+    left_out_first,
     own_options,
     shared_options,
     work_cells,
@@ -49,12 +50,6 @@ if TYPE_CHECKING:
 
 HEADS = {"step": "step ms", "measured": "measured ms", "exposed": "exposed ms", "memory": "mem GiB"}
 """Heads of columns with a unit."""
-
-LEFT_OUT_FIRST = (
-    "TFLOP/s", "MFU", "tokens/s", "host", "how sure", "busy",
-    "max batch", "measured", "exposed", "bound", "p10-p90 ms", PER_PRICE, "memory",
-)  # fmt: skip
-"""Columns that a table leaves out, in this order, where the terminal is too narrow."""
 
 ON_ONE_HOST = "on one host"
 """Column of the step time on one host."""
@@ -151,11 +146,10 @@ class Comparison:
         heading, heads, cells = self.cells(self._rows)
         if heading:
             yield Text(heading, style="bold")
+        left_out = left_out_first(self._several)
         table = Catalogue(
             [dict(zip(heads, row, strict=True)) for row in cells],
-            optional=[
-                self._header(name) for name in LEFT_OUT_FIRST if name != PER_PRICE or self.prices
-            ],
+            optional=[self._header(name) for name in left_out if name != PER_PRICE or self.prices],
             folded=(),
             copied="options",
             right=[head for head in heads if head not in WORDS],
@@ -174,8 +168,8 @@ class Comparison:
         """What all rows share, and heads and rows of the whole table, as text."""
         shared = shared_options(rows)
         cells = [self._cells(row, shared) for row in rows]
-        named = ("GPU", "model", "batch", "host")
-        same = [name for name in named if len({row[name] for row in cells} - {""}) <= 1]
+        named = ("GPU", "GPUs", "model", "batch", "host")
+        same = [name for name in named if len({row.get(name, "") for row in cells} - {""}) <= 1]
         same += ["options"] * all(row["options"] == DEFAULT for row in cells)
         names = [name for name in dict.fromkeys(chain(*cells)) if name not in same]
         heads = [self._header(name) for name in names]
@@ -251,17 +245,14 @@ class Comparison:
         return prefix_of(max((p.samples_per_price or 0.0 for p in self.predictions), default=0.0))
 
     def _cells(self, row: Prediction | Answer, shared: Sequence[str]) -> dict[str, str]:
-        several = any(p.devices > 1 for p in self.predictions)
-        batch = f"{row.batch_size} each" if several else str(row.batch_size)
-        named = {
-            "GPU": row.gpu,
-            "model": row.model,
-            "options": own_options(row, shared),
-            "batch": batch,
-        }
-        alone = isinstance(row, Prediction) and row.devices == 1
-        if several and alone and "devices=1" not in [*shared, *named["options"].split()]:
-            named["options"] = f"devices=1 {named['options']}".removesuffix(f" {DEFAULT}")
+        named = {"GPU": row.gpu, "model": row.model}
+        options, batch = own_options(row, shared), str(row.batch_size)
+        if self._several:
+            devices = row.devices if isinstance(row, Prediction) else row.question.devices
+            words = [word for word in options.split(" ") if not word.startswith("devices=")]
+            options, batch = " ".join(words) or DEFAULT, f"{batch} each"
+            named |= {"GPUs": str(devices)}
+        named |= {"options": options, "batch": batch}
         if isinstance(row, Answer):
             return named | {"host": "", "step": "none", "p10-p90 ms": "", "bound": ""}
         p = row
@@ -292,6 +283,10 @@ class Comparison:
             measured = f"{in_ms(p.measured_us or 0)} ({p.error or 0:+.0%})"
             cells["measured"] = "" if p.error is None else measured
         return cells
+
+    @cached_property
+    def _several(self) -> bool:
+        return any(p.devices > 1 for p in self.predictions)
 
     def _largest_batch(self, p: Prediction) -> str:
         """The largest batch that fits; empty where nobody knows, as on this machine."""

@@ -7,12 +7,25 @@ from enum import StrEnum
 from itertools import chain
 
 from pipeline.answers.engine import Answer
+from pipeline.answers.ties import PER_PRICE
 from pipeline.prediction import Prediction
 from pipeline.readable import amount, compact, in_ms
 from pipeline.work import WORK_KEYS
 
 DEFAULT = "default"
 """Options of a row without any."""
+
+LEFT_OUT_FIRST = (
+    "TFLOP/s", "MFU", "tokens/s", "host", "how sure", "busy", "max batch", "measured", "exposed",
+)  # fmt: skip
+"""Columns that a table leaves out, in this order, where the terminal is too narrow."""
+
+
+def left_out_first(several: bool) -> tuple[str, ...]:
+    """Those, and the last ones: of several GPUs memory and cost stay, of one what limits it and its interval."""
+    room, sure = ("memory", PER_PRICE), ("bound", "p10-p90 ms")
+    return (*LEFT_OUT_FIRST, *sure, *room) if several else (*LEFT_OUT_FIRST, *room, *sure)
+
 
 Rows = Sequence[Prediction | Answer]
 

@@ -125,12 +125,12 @@ def _styled(prediction: Prediction, label: str, value: str) -> Text:
 
 
 def families(prediction: Prediction) -> Table:
-    """The largest kernel families with their share of the device's kernel time."""
-    total = sum(prediction.families_us.values()) or 1.0
+    """The largest kernel families with their share of the step."""
+    total = prediction.predicted_us
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("largest kernel families", overflow="fold")
     table.add_column("time", no_wrap=True)
-    table.add_column("share", no_wrap=True, overflow="crop")
+    table.add_column("of the step", no_wrap=True, overflow="crop")
     for name, us in list(prediction.families_us.items())[:MOST_FAMILIES]:
         table.add_row(
             name, milliseconds(us), Text(f"{us / total:4.0%} " + "█" * round(24 * us / total))

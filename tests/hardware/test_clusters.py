@@ -158,4 +158,6 @@ def test_a_card_without_nvlink_does_not_fit_behind_switches() -> None:
         check_fabric(load_cluster("hgx-a100-100gbe"), load_gpu("T4"))
     with pytest.raises(ConfigError, match="not A100-SXM4-80GB; take cluster=dgx-a100"):
         check_fabric(load_cluster("dgx-h100"), load_gpu("A100-SXM"))
+    with pytest.raises(ConfigError, match="switches join"):
+        check_fabric(load_cluster("dgx-a100"), load_gpu("A100-PCIE-40GB"))
     assert usual_cluster(load_gpu("T4")).fabric == PCIE

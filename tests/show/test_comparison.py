@@ -177,7 +177,8 @@ def test_steps_on_several_gpus_keep_what_the_exchange_costs(width: int) -> None:
     )
     assert lines[0] == "custom on V100, batch 2048 each"
     text = "\n".join(lines)
-    assert "devices=1" in text and "devices=2" in text and "default" not in text
+    assert lines[1].startswith("GPUs") and "options" not in text and "default" not in text
+    assert [line.split()[0] for line in lines[2:4]] == ["1", "2"] and "mem GiB" in text
     assert "exposed ms" in text and "0.300" in text and "95.0%" in text
 
 

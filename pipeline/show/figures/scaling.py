@@ -38,7 +38,7 @@ def scaling_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
         if p.several is not None and p.several.efficiency is not None:
             line, speed = " ".join(parts), p.samples_per_s
             ideal, one = speed / p.several.efficiency, alone.get(tuple(named))
-            each = ideal / p.devices
+            each = one.samples_per_s if one else ideal / p.devices
             rows[line, 1] = (each, *(_ends(one) if one else (each, each)), each, "")
             lost = ", ".join(longer(one, p)) if one else ""
             rows[line, p.devices] = (speed, *_ends(p), ideal, lost)
@@ -117,11 +117,11 @@ def draw_scaling(table: pd.DataFrame, page: Page = WIDE) -> Figure:
 
 def _sentence(table: pd.DataFrame) -> str:
     """Which line keeps most on its largest number of GPUs, and which least, with what takes longer there."""
-    ends = table.drop_duplicates("line", keep="last").set_index("line")
-    shares = ends["samples_per_s"] / ends["ideal"]
+    ends = table.drop_duplicates("line", keep="last")
+    order = (ends["samples_per_s"] / ends["ideal"]).to_numpy().argsort(kind="stable")
     texts = []
-    for name in dict.fromkeys([shares.idxmax(), shares.idxmin()]):
-        lost = ends.loc[name, "lost"]
-        text = f"{name} keeps {100 * shares[name]:.0f} % on {ends.loc[name, 'devices']:,} GPUs"
+    for row in dict.fromkeys([order[-1], order[0]]):
+        line, devices, speed, _, _, ideal, lost = ends.iloc[row]
+        text = f"{line} keeps {100 * speed / ideal:.0f} % on {devices:,} GPUs".strip()
         texts.append(text + (f" (longer: {lost})" if lost else ""))
     return "; ".join(texts)
