@@ -34,7 +34,7 @@ from pipeline.answers.step_prediction import (
 )
 from pipeline.arrays import Array, Ints
 from pipeline.graph.device_calls import calls_table
-from pipeline.graph.gpu_memory import needed_bytes, stage_memory
+from pipeline.graph.gpu_memory import needed_bytes, stage_memory, widened_gradients
 from pipeline.hardware.rank_layout import Groups
 from pipeline.hardware.stages import held_pieces, of_part
 from pipeline.prediction import Prediction
@@ -59,7 +59,6 @@ BETWEEN_STAGES, TIED_WEIGHTS, NORM, GRADIENTS = (
 )  # fmt: skip
 """What ranks exchange beside what a capture shows. Gradients are those of the piece with the number behind the word."""
 
-
 COMMON: dict[str, Any] = {
     "family": "collective", "phase": "communication", "dtype": "fp32", "stream": 0, "api": "",
     "node_id": 0, "call": 0, "flops": 0.0, "blocking": False, "evidence": "",
@@ -78,11 +77,11 @@ def exchanges(question: Question, gradients: Sequence[int]) -> pd.DataFrame:
     """What ranks exchange beside what a capture shows (`calls` schema), with `what`.
 
     A rank sends its part of the activations: tensor-parallel ranks share the sending (Megatron-LM's scatter and gather). A
-    distributed optimizer scatters gradients and gathers weights, which moves what an all-reduce moves.
+    distributed optimizer scatters gradients and gathers weights: as an all-reduce of half of each moves.
 
     Args:
         question: what is asked.
-        gradients: bytes of the gradients of each piece (`Question.chunks`).
+        gradients: bytes of the gradients of each piece as autograd makes them, in the dtype of its weights (`Question.chunks`).
     """
     ranks, of = question.ranks, question.workload
     assert ranks is not None
@@ -94,7 +93,9 @@ def exchanges(question: Question, gradients: Sequence[int]) -> pd.DataFrame:
         records.append({**row, "ranks": groups.ranks, "nodes": groups.nodes, "node_groups": shared})
 
     if ranks.layers and ranks.replicas > 1:
-        *ends, middle = gradients
+        widened = widened_gradients(p, of)
+        share = (1 + widened) / 2 if p.zero else widened
+        *ends, middle = (share * size for size in gradients)
         further = 0 if p.overlap else ranks.layers - 1
         for number, size in enumerate(
             [*(own + further * middle for own in ends), middle * (1 + further)]
@@ -248,9 +249,7 @@ class ScheduledStep:
             ends, layer = (
                 moving.get(f"{GRADIENTS} {number % len(passes)}") for number in (piece, -1)
             )
-            beside = (
-                (ends, layer) if of.overlap and ends is not None and layer is not None else None
-            )
+            beside = None if ends is None or layer is None or not of.overlap else (ends, layer)
             behind = None if of.overlap else ends
             parts.append(
                 PartPasses(passes[piece], passes[-1], max(self.ranks.layers - 1, 0), beside, behind)

@@ -10,7 +10,7 @@ from pipeline.graph.table import Memory
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.stages import held_pieces, in_flight, of_part
 from pipeline.question.placed_tables import most_tables_bytes, tables_of
-from pipeline.question.several_gpus import Ranks
+from pipeline.question.several_gpus import ParallelSettings, Ranks
 
 BLOCK_BYTES = 512
 """PyTorch's allocator rounds each tensor up to a multiple of this: `kMinBlockSize` in c10/cuda/CUDACachingAllocator.cpp."""
@@ -22,6 +22,16 @@ SEGMENT_BYTES = 22 << 20
 CONTEXT_BYTES_PER_SM = 3_700_000
 """Bytes of the CUDA context and loaded kernels per SM: median of nine out-of-memory messages, which state the memory in use
 without PyTorch's (T4, RTX 2080 Ti, L4, RTX 3090, A100, L40, H100 and RTX 5090: 1.9 to 6.7 MB)."""
+
+
+def widened_gradients(parallel: ParallelSettings, model: Mapping[str, Any]) -> int:
+    """Bytes of a gradient that a decoder keeps and exchanges over those of its weight.
+
+    Megatron-LM keeps and sums gradients of bf16 weights in fp32 (`accumulate_allreduce_grads_in_fp32`), unless they are exchanged
+    in half precision.
+    """
+    halves = model["precision"] == "pure" and model["dtype"] == "bf16"
+    return 2 if halves and parallel.compression == "none" else 1
 
 
 def stage_memory(pieces: Sequence[Memory], ranks: Ranks, model: Mapping[str, Any]) -> Memory:
@@ -52,19 +62,15 @@ def _with_most_tables(need: Memory, model: Mapping[str, Any]) -> Memory:
 def stage_memories(
     pieces: Sequence[Memory], ranks: Ranks, model: Mapping[str, Any]
 ) -> list[Memory]:
-    """The need of each stage of a pipeline; arguments as of `stage_memory`.
-
-    Megatron-LM keeps gradients of bf16 weights in fp32 (`accumulate_allreduce_grads_in_fp32`), unless they are exchanged in half
-    precision.
-    """
+    """The need of each stage of a pipeline; arguments as of `stage_memory`."""
     of, needs = ranks.parallel, []
-    wide = model["precision"] == "pure" and model["dtype"] == "bf16" and of.compression == "none"
+    widened = widened_gradients(of, model)
     for stage, held in enumerate(held_pieces(of.pp, of.parts, ranks.layers, len(pieces))):
         own = [pieces[number] for number, times in held.items() for _ in range(times)]
         begins = [of_part(part, of.parts) for part in range(stage, of.parts, of.pp)]
         sizes = [pieces[each].saved + (ranks.layers - 1) * pieces[-1].saved for each in begins]
         waiting = in_flight(stage, of.pp, of.micro_batches, sizes)
-        needs.append(_of_stage(own, waiting, 2 if wide else 1))
+        needs.append(_of_stage(own, waiting, widened))
     return needs
 
 

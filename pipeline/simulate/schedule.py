@@ -136,17 +136,26 @@ class PartPasses:
 
     @cached_property
     def last_backward(self) -> Pass:
-        """The last backward pass, until gradients are exchanged."""
+        """The last backward pass, which an exchange beside it slows."""
         whole = self.of(LAST_BACKWARD)
-        if self.exchange_us is not None:
-            return whole + self.exchange_us
+        return whole if self.exchanges_us is None else whole + (self._clocks[0] - whole.busy)
+
+    @cached_property
+    def left_us(self) -> Array:
+        """What is left of the exchange of gradients when the last backward pass ends: other stages do not wait for it."""
         if self.exchanges_us is None:
-            return whole
+            return self.exchange_us if self.exchange_us is not None else 0.0 * self.forward.busy
+        return np.maximum(self._clocks[1] - self._clocks[0], 0.0)
+
+    @cached_property
+    def _clocks(self) -> tuple[Array, Array]:
+        """Ends of computing and of exchanging, from the begin of the last backward pass on a busy device."""
+        assert self.exchanges_us is not None
         taken = [(self.ends[LAST_BACKWARD].busy, self.exchanges_us[0])]
         if self.layers:
             taken += [(self.layer[LAST_BACKWARD].busy, self.exchanges_us[1])] * self.layers
-        computed, moved = reduce(_beside, taken, (0.0 * whole.busy, 0.0 * whole.busy))
-        return whole + (np.maximum(computed, moved) - whole.busy)
+        nothing = 0.0 * self.exchanges_us[0]
+        return reduce(_beside, taken, (nothing, nothing))
 
 
 def _beside(clocks: tuple[Array, Array], taken: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -196,6 +205,7 @@ def simulate_schedule(
     full = stages == 1 and loop  # the device has always work queued
     if full:
         device[0] = sum(_taken(parts, task, 0, 1, count).busy for task in orders[0])
+        device[0] += parts[0].left_us
     for number, part in enumerate(parts):
         stage, update = number % stages, part.of(UPDATE)
         alone = 0.0 if full else host[stage] + update.alone
@@ -215,9 +225,10 @@ def _taken(parts: Sequence[PartPasses], task: Task, stage: int, stages: int, cou
 def _walked(
     orders: Sequence[Sequence[Task]], parts: Sequence[PartPasses], count: int, moved_us: Array
 ) -> tuple[Array, Array]:
-    """Ends of hosts and devices after all passes, shape (stages, draws)."""
+    """Ends of hosts and devices after all passes and what they exchange, shape (stages, draws)."""
     stages = len(orders)
     host, device = np.zeros((stages, len(moved_us))), np.full((stages, len(moved_us)), -np.inf)
+    exchanged = device.copy()
     arrived: dict[tuple[int, int, bool], Array] = {}
     passed = [0] * stages
     moving = True
@@ -236,6 +247,9 @@ def _walked(
                 device[stage] = np.maximum(host[stage] + taken.alone, ready + taken.busy)
                 host[stage] += taken.host
                 arrived[part, task.micro_batch, task.forward] = device[stage] + moved_us
+                if not task.forward and task.micro_batch == count - 1:
+                    begin = np.maximum(exchanged[stage], device[stage])
+                    exchanged[stage] = begin + parts[part].left_us
                 passed[stage] += 1
                 moving = True
-    return host, device
+    return host, np.maximum(device, exchanged)

@@ -95,9 +95,30 @@ def test_layers_repeat_a_pass() -> None:
 def test_gradients_are_exchanged_beside_the_backward_pass_or_behind_it() -> None:
     passes = part(10.0, 20.0).ends
     exchanged = np.array([5.0])
-    behind = PartPasses(passes, passes, 3, exchange_us=4 * exchanged).last_backward
-    beside = PartPasses(passes, passes, 3, exchanges_us=(exchanged, exchanged)).last_backward
-    assert behind.busy[0] == 4 * 20.0 + 4 * 5.0
-    assert 4 * 20.0 + 5.0 < beside.busy[0] < 4 * 20.0 + 4 * 5.0
+    behind = PartPasses(passes, passes, 3, exchange_us=4 * exchanged)
+    beside = PartPasses(passes, passes, 3, exchanges_us=(exchanged, exchanged))
+    assert (behind.last_backward.busy[0], behind.left_us[0]) == (4 * 20.0, 4 * 5.0)
+    assert 4 * 20.0 < beside.last_backward.busy[0] < 4 * 20.0 + 3 * 5.0
+    assert beside.left_us[0] == pytest.approx(5.0)
     slow = PartPasses(passes, passes, 3, exchanges_us=(100 * exchanged, 100 * exchanged))
-    assert slow.last_backward.busy[0] == pytest.approx(20.0 + 4 * 500.0)
+    assert slow.last_backward.busy[0] + slow.left_us[0] == pytest.approx(20.0 + 4 * 500.0)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_stages_exchange_gradients_at_the_same_time(chunks: int) -> None:
+    """Stage 0 ends last. Its exchange is seen; that of the others is over by then, and delays no pass of it.
+
+    ::
+
+        stage 1      F B EEEEEEE
+        stage 0    F     B EEEEEEE
+    """
+    stages, count = 4, 8
+    plain = part(10.0, 20.0)
+    alone = simulate_schedule([plain] * stages * chunks, stages, count, NOTHING, NOTHING)
+    for name in ("exchange_us", "exchanges_us"):
+        us = np.array([40.0])
+        given = {name: us if name == "exchange_us" else (us, us)}
+        parts = [PartPasses(plain.ends, plain.layer, 0, **given) for _ in range(stages * chunks)]
+        found = simulate_schedule(parts, stages, count, NOTHING, NOTHING)
+        assert alone.step_us[0] + 40.0 <= found.step_us[0] <= alone.step_us[0] + chunks * 40.0
