@@ -47,6 +47,7 @@ _HOMES = {
     "draw_advice": "pipeline.show.figures.waterfall",
     "draw_difference": "pipeline.show.figures.waterfall",
     "draw_roofline": "pipeline.show.figures.roofline",
+    "draw_stages": "pipeline.show.figures.pipeline_stages",
     "draw_step": "pipeline.show.figures.python_plots",
     "draw_steps": "pipeline.show.figures.python_plots",
     "load_trace": "pipeline.answers.tracker",

@@ -11,6 +11,7 @@ from typing import Any
 
 draw_step: Callable[..., Any]
 draw_roofline: Callable[..., Any]
+draw_stages: Callable[..., Any]
 draw_advice: Callable[..., Any]
 draw_difference: Callable[..., Any]
 difference: Callable[..., Any]

@@ -132,6 +132,8 @@ class Prediction:
     """Dtype, optimizer, attention and length of sequences of the step, where it has them: as asked, or as its own code does."""
     notes: tuple[str, ...] = ()
     """How what was asked was understood, one sentence each."""
+    stages: pd.DataFrame | None = field(default=None, repr=False, compare=False)
+    """What each stage of a pipeline does (`pipeline.simulate.schedule.stage_table`)."""
     calls: pd.DataFrame | None = field(default=None, repr=False, compare=False)
     """Per operator and device call, in the `prediction` schema."""
     parameters: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
@@ -301,9 +303,13 @@ class Prediction:
     def _repr_html_(self) -> str:
         return html_table(f"{self.title} {self.named}".strip(), self.rows())
 
-    def plot(self, kind: Literal["step", "roofline"] = "step") -> Figure:
-        """Where the time of the step goes (`draw_step`), or what limits its kernels (`draw_roofline`)."""
-        draw = {"step": plotter.draw_step, "roofline": plotter.draw_roofline}
+    def plot(self, kind: Literal["step", "roofline", "stages"] = "step") -> Figure:
+        """Where the time of the step goes, what limits its kernels (`draw_roofline`), or what the stages of a pipeline do."""
+        draw = {
+            "step": plotter.draw_step,
+            "roofline": plotter.draw_roofline,
+            "stages": plotter.draw_stages,
+        }
         if kind not in draw:
             raise InputError(f"plot({kind!r}): give one of {', '.join(draw)}")
         figure: Figure = draw[kind](self)

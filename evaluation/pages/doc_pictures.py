@@ -32,7 +32,8 @@ from pipeline.paths import project_dir
 from pipeline.question.question import ask
 from pipeline.show.figures.board import NARROW, WIDE, save
 from pipeline.show.figures.gallery import GALLERY, Artifacts, draw
-from pipeline.show.figures.python_plots import draw_step
+from pipeline.show.figures.pipeline_stages import draw_stages
+from pipeline.show.figures.python_plots import draw_step, draw_steps
 from pipeline.show.figures.roofline import draw_roofline
 from pipeline.show.figures.waterfall import draw_difference
 from pipeline.simulate.timeline_page import TEMPLATE, write_timeline
@@ -60,6 +61,14 @@ def figures() -> Iterator[tuple[str, Figure]]:
     entries = {entry.name: entry for entry in GALLERY}
     for file, name in (("steps", "step_times"), ("breakdown", "breakdown")):
         yield file, draw(entries[name], grid, entries[name].table(grid), WIDE)
+    shared = {"devices": 8, "model__checkpointing": "selective", "predict__draws": 64}
+    axes = ("parallel__tp", "parallel__pp", "parallel__micro_batches")
+    layouts = [
+        predict("H100", "llama", **shared, **dict(zip(axes, sizes, strict=True)))
+        for sizes in ((8, 1, 16), (4, 1, 8), (2, 4, 16), (1, 8, 16))
+    ]
+    yield "layouts", draw_steps(layouts)
+    yield "stages", draw_stages(layouts[2])
     slow, fast = (predict(gpu, "resnet50", batch_size=64) for gpu in ("V100", "H100"))
     yield "diff", draw_difference(slow.diff(fast))
 

@@ -55,7 +55,7 @@ from pipeline.simulate.assembly import assemble
 from pipeline.simulate.chrome_trace import Event
 from pipeline.simulate.program import Program
 from pipeline.simulate.timeline import Timeline
-from pipeline.simulate.timeline_events import rank_events
+from pipeline.simulate.timeline_events import rank_events, stage_events
 
 CALLS_AT_ONCE = 200_000
 """Device calls of the steps that are in memory at a time. A step of 2,500 calls takes 2 MB, so these take about
@@ -80,7 +80,7 @@ class Answer:
     calls: pd.DataFrame | None = None
     """The device calls that the timeline shows, as of `StepParts.shown_calls`."""
     other_rank: Sequence[Event] = ()
-    """The step of the rank with least to do, to draw beside the timeline, where ranks have different work."""
+    """What is drawn beside the timeline: the stages of a pipeline, and the rank with least to do where ranks differ."""
 
     @property
     def reason(self) -> str | None:
@@ -321,13 +321,13 @@ class Engine:
     ) -> Answer:
         """An answer with its timeline, and with the calls of the prediction."""
         piece, timeline = pieces[simulated.shown], simulated.timeline
-        parts, other = piece.step, list[Event]()
+        parts, other = piece.step, stage_events(simulated.prediction.stages)
         calls = parts.shown_calls(piece.predicted)
         if simulated.other is not None:
             number, of_other = simulated.other
             second = pieces[number]
             name = f"rank {question.roles[number]}"
-            other = rank_events(of_other, second.step.shown_calls(second.predicted), name)
+            other += rank_events(of_other, second.step.shown_calls(second.predicted), name)
         prediction = replace(
             simulated.prediction,
             calls=timeline.to_frame(calls),

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from pipeline.arrays import Array, Flags, Ints
 from pipeline.errors import ConfigError
@@ -166,6 +168,17 @@ def _beside(clocks: tuple[Array, Array], taken: tuple[Array, Array]) -> tuple[Ar
     return computed, np.maximum(moved, computed) + exchange
 
 
+class Slot(NamedTuple):
+    """A pass on the device of a stage, the exchange behind it (`communication`), or the update (`optimizer`), in the first draw."""
+
+    stage: int
+    chunk: int
+    micro_batch: int
+    phase: str
+    begin_us: float
+    end_us: float
+
+
 @dataclass(frozen=True)
 class Schedule:
     """A simulated step of several passes. Times are µs, shape (draws,) unless said.
@@ -173,10 +186,23 @@ class Schedule:
     Attributes:
         step_us: until all stages have updated their weights.
         host_us: of the host of each stage, shape (stages, draws).
+        slots: what each stage does, in the order of its simulation.
     """
 
     step_us: Array
     host_us: Array
+    slots: Sequence[Slot] = ()
+
+
+def stage_table(slots: Sequence[Slot]) -> pd.DataFrame:
+    """What each stage does, a row for each slot that takes time, by the names of `Slot`."""
+    return pd.DataFrame([slot for slot in slots if slot.end_us > slot.begin_us])
+
+
+def idle_shares(stages: pd.DataFrame) -> dict[int, float]:
+    """The share of the step in which the device of each stage waits (its bubble), by the number of the stage."""
+    busy = (stages["end_us"] - stages["begin_us"]).groupby(stages["stage"]).sum()
+    return dict(enumerate(1.0 - busy / stages["end_us"].max()))
 
 
 def simulate_schedule(
@@ -199,7 +225,7 @@ def simulate_schedule(
             for each other.
     """
     orders = [order(stage, stages, len(parts) // stages, count) for stage in range(stages)]
-    host, device = _walked(orders, parts, count, moved_us)
+    host, device, slots = _walked(orders, parts, count, moved_us)
     if stages > 1:
         device[:] = device.max(axis=0) + joined_us
     full = stages == 1 and loop  # the device has always work queued
@@ -209,9 +235,13 @@ def simulate_schedule(
     for number, part in enumerate(parts):
         stage, update = number % stages, part.of(UPDATE)
         alone = 0.0 if full else host[stage] + update.alone
+        begin = float(device[stage, 0])
         device[stage] = np.maximum(alone, device[stage] + update.busy)
         host[stage] += update.host
-    return Schedule(np.maximum(host, device).max(axis=0), host)
+        slots.append(
+            Slot(stage, number // stages, count, "optimizer", begin, float(device[stage, 0]))
+        )
+    return Schedule(np.maximum(host, device).max(axis=0), host, slots)
 
 
 def _taken(parts: Sequence[PartPasses], task: Task, stage: int, stages: int, count: int) -> Pass:
@@ -224,13 +254,13 @@ def _taken(parts: Sequence[PartPasses], task: Task, stage: int, stages: int, cou
 
 def _walked(
     orders: Sequence[Sequence[Task]], parts: Sequence[PartPasses], count: int, moved_us: Array
-) -> tuple[Array, Array]:
-    """Ends of hosts and devices after all passes and what they exchange, shape (stages, draws)."""
+) -> tuple[Array, Array, list[Slot]]:
+    """Ends of hosts and devices after all passes and what they exchange, shape (stages, draws), and what each stage does."""
     stages = len(orders)
     host, device = np.zeros((stages, len(moved_us))), np.full((stages, len(moved_us)), -np.inf)
     exchanged = device.copy()
     arrived: dict[tuple[int, int, bool], Array] = {}
-    passed = [0] * stages
+    passed, slots = [0] * stages, list[Slot]()
     moving = True
     while moving:
         moving = False
@@ -244,12 +274,19 @@ def _walked(
                     break
                 taken = _taken(parts, task, stage, stages, count)
                 ready = np.maximum(device[stage], arrived.pop(key)) if needs else device[stage]
+                begin = float(np.maximum(host[stage], ready)[0])
                 device[stage] = np.maximum(host[stage] + taken.alone, ready + taken.busy)
+                phase, end = FORWARD if task.forward else BACKWARD, float(device[stage, 0])
+                slots.append(Slot(stage, task.chunk, task.micro_batch, phase, begin, end))
                 host[stage] += taken.host
                 arrived[part, task.micro_batch, task.forward] = device[stage] + moved_us
                 if not task.forward and task.micro_batch == count - 1:
-                    begin = np.maximum(exchanged[stage], device[stage])
-                    exchanged[stage] = begin + parts[part].left_us
+                    ready = np.maximum(exchanged[stage], device[stage])
+                    exchanged[stage] = ready + parts[part].left_us
+                    begin, end = float(ready[0]), float(exchanged[stage, 0])
+                    slots.append(
+                        Slot(stage, task.chunk, task.micro_batch, "communication", begin, end)
+                    )
                 passed[stage] += 1
                 moving = True
-    return host, np.maximum(device, exchanged)
+    return host, np.maximum(device, exchanged), slots

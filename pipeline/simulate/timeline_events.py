@@ -17,6 +17,7 @@ from pipeline.simulate.chrome_trace import (
     thread_name,
 )
 from pipeline.simulate.program import Kind
+from pipeline.simulate.schedule import idle_shares
 from pipeline.simulate.step_rows import (
     bands,
     calls_by_begin,
@@ -33,6 +34,9 @@ MODULES = -1
 HOST_PID, DEVICE_PID = 900_001, 900_002
 """Process ids of the predicted rows. They are larger than any process id on Linux, so that traces can be merged."""
 
+
+STAGES_PID = 900_000
+"""Process id of the rows of a pipeline."""
 
 RANK_PIDS = 100_000
 """What is added to the ids of rows and arrows of another rank."""
@@ -83,6 +87,25 @@ def rank_events(timeline: Timeline, calls: pd.DataFrame, name: str) -> list[Even
         elif "id" in event:  # of an arrow
             event["id"] += RANK_PIDS
     return events
+
+
+def stage_events(stages: pd.DataFrame | None) -> list[Event]:
+    """The passes of a pipeline, above the micro-batch that the other rows show: a row for each stage, with its bubble.
+
+    Args:
+        stages: as of `schedule.stage_table`; None for a step without a pipeline, which has no such rows.
+    """
+    if stages is None:
+        return []
+    out = process_events(STAGES_PID, "pipeline: the GPU of each stage", -1)
+    for stage, idle in idle_shares(stages).items():
+        out += row_events(STAGES_PID, stage, f"stage {stage}, {idle:.0%} idle")
+    for stage, chunk, micro_batch, phase, begin, end in stages.itertuples(index=False):
+        passes = phase in ("forward", "backward")
+        name = f"{phase} of micro-batch {micro_batch}" if passes else phase
+        args = {"phase": phase, "operator": f"part {chunk} of the stage"}
+        out.append(slice_event(name, "module", (STAGES_PID, stage), begin, end - begin, args))
+    return out
 
 
 def _labels(step: Timeline, calls: pd.DataFrame | None) -> list[str]:

@@ -13,7 +13,9 @@ from pipeline.simulate.schedule import (
     UPDATE,
     PartPasses,
     Pass,
+    idle_shares,
     simulate_schedule,
+    stage_table,
 )
 
 NOTHING = np.zeros(1)
@@ -62,6 +64,16 @@ def test_equal_stages_take_one_pass_more_for_each_stage_before(stages: int, coun
     parts = [part(10.0, 20.0, 5.0) for _ in range(stages)]
     schedule = simulate_schedule(parts, stages, count, NOTHING, NOTHING)
     assert schedule.step_us[0] == pytest.approx((count + stages - 1) * 30.0 + 5.0)
+
+
+def test_the_bubble_of_equal_stages_is_that_of_1f1b() -> None:
+    """(p - 1) / (m + p - 1) of the step (arXiv:2104.04473)."""
+    schedule = simulate_schedule([part(10.0, 20.0)] * 4, 4, 8, NOTHING, NOTHING)
+    table = stage_table(schedule.slots)
+    assert len(table) == 4 * 8 * 2 and table["end_us"].max() == schedule.step_us[0]
+    assert list(idle_shares(table).values()) == pytest.approx([3 / 11] * 4)
+    for _, own in table.groupby("stage"):
+        assert (own["begin_us"].to_numpy()[1:] >= own["end_us"].to_numpy()[:-1]).all()
 
 
 def test_several_parts_a_stage_shorten_what_is_idle() -> None:

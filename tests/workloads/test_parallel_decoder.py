@@ -17,9 +17,10 @@ import torch.multiprocessing as processes
 from torch import nn
 
 from pipeline.answers.engine import STEPS, Engine
-from pipeline.errors import ConfigError, SteptimeError
+from pipeline.errors import ConfigError, InputError, SteptimeError
 from pipeline.graph.table import Memory
 from pipeline.question.question import Question, ask
+from pipeline.show.figures.figure_data import layout_families
 from pipeline.workloads.decoder_operators import Shards
 from pipeline.workloads.parallel_decoder import DecoderLayer, Sizes
 
@@ -129,6 +130,29 @@ def _sizes(shards: Shards) -> Sizes:
 @pytest.mark.parametrize("sequence", [False, True])
 def test_ranks_that_share_a_layer_compute_what_one_does(tmp_path: Path, sequence: bool) -> None:
     processes.spawn(_ranks_agree, (str(tmp_path / "store"), sequence), nprocs=2)
+
+
+def test_timelines_and_figures_show_the_stages_of_a_pipeline() -> None:
+    asked = question("devices=4", "parallel.pp=4", "parallel.micro_batches=6")
+    answer = Engine().predict_one(asked)
+    rows = [e["args"]["name"] for e in answer.other_rank if e["name"] == "thread_name"]
+    assert [row.partition(",")[0] for row in rows] == [f"stage {n}" for n in range(4)]
+    passes = [e for e in answer.other_rank if e["name"].startswith("backward of micro-batch")]
+    assert len(passes) == 4 * 6
+    axes = answer.whole().plot("stages").axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == rows
+    with pytest.raises(InputError, match="no pipeline"):
+        Engine().predict_one(question("devices=2")).whole().plot("stages")
+
+
+def test_steps_of_other_layouts_are_drawn_by_their_parts() -> None:
+    asked = [question("devices=4", f"parallel.tp={tp}") for tp in (1, 4)]
+    found = [answer.whole() for answer in Engine().predict(asked, with_interval=False)]
+    table = layout_families(found)
+    assert set(table["gpu"]) == {"dp 4", "dp 1, tp 4"}
+    times = table.groupby("gpu")["device_us"].sum()
+    assert sorted(times) == pytest.approx(sorted(p.predicted_us for p in found), rel=1e-3)
+    assert layout_families(found[:1]).empty
 
 
 def test_equal_layers_are_captured_once_and_take_what_all_take() -> None:

@@ -54,6 +54,24 @@ def families(points: Iterable[Prediction]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*POINT_COLUMNS, "family", "device_us"])
 
 
+def layout_families(points: Sequence[Prediction]) -> pd.DataFrame:
+    """`families` of steps of one model that GPUs of one kind and number share in different ways, with the layout as `gpu`.
+
+    Empty where steps differ otherwise, or in nothing.
+    """
+    layouts = [p.several.layout or f"dp {p.several.dp}" for p in points if p.several]
+    alike = len({(p.gpu, p.model, p.devices) for p in points}) == 1
+    if not alike or len({*layouts}) < 2:
+        return families([])
+    tables = [
+        families([p]).assign(
+            gpu=layout, model_variant=f"{p.model} on {p.devices} x {p.gpu}", fits=p.fits
+        )
+        for p, layout in zip(points, layouts, strict=True)
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
 POINT_COLUMNS = ("gpu", "workload", "model_variant", "batch_size")
 """Columns that name a point; `workload` is its model, variant and batch size as one label."""
 

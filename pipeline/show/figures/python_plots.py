@@ -14,9 +14,9 @@ from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.show.figures.board import TEXT, WIDE, Board, Page, rows_height, spread
 from pipeline.show.figures.energy import draw_energy, energy_table
-from pipeline.show.figures.figure_data import step_parts
+from pipeline.show.figures.figure_data import layout_families, step_parts
 from pipeline.show.figures.scaling import draw_scaling, scaling_table
-from pipeline.show.figures.step_times import step_times, steps
+from pipeline.show.figures.step_times import breakdown, step_times, steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,13 +103,15 @@ def _beside(p: Prediction, name: str, ms: float) -> str:
 
 
 def draw_steps(predictions: Sequence[Prediction], alike: Sequence[Prediction] = ()) -> Figure:
-    """Several predicted steps as bars with their intervals; how they scale, or their energy, where GPUs or power limits differ.
+    """Several predicted steps as bars with their intervals; how they scale, their parts, or their energy, where layouts differ.
 
     Args:
         predictions: what is drawn.
         alike: the same steps on one host, which titles compare; those that are drawn, if they are not given.
     """
     scales = len({p.devices for p in predictions}) > 1
+    if len(layouts := layout_families(predictions)):
+        return shown_by_notebooks(breakdown(layouts))
     energies = energy_table(predictions)
     if len(energies) > 1:
         return shown_by_notebooks(draw_energy(energies))
