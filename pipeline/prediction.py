@@ -133,7 +133,7 @@ class Prediction:
     notes: tuple[str, ...] = ()
     """How what was asked was understood, one sentence each."""
     stages: pd.DataFrame | None = field(default=None, repr=False, compare=False)
-    """What each stage of a pipeline does (`pipeline.simulate.schedule.stage_table`)."""
+    """What each stage of a pipeline does (`pipeline.simulate.schedule.Schedule.table`)."""
     calls: pd.DataFrame | None = field(default=None, repr=False, compare=False)
     """Per operator and device call, in the `prediction` schema."""
     parameters: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)

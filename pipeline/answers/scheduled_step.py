@@ -52,7 +52,6 @@ from pipeline.simulate.schedule import (
     Schedule,
     passes_of,
     simulate_schedule,
-    stage_table,
 )
 
 BETWEEN_STAGES, TIED_WEIGHTS, NORM, GRADIENTS = (
@@ -396,6 +395,6 @@ def predict_scheduled(
         several=several_gpus(ranks, moved, exposed),
         models_from=folders,
         draws_us=draws_us,
-        stages=stage_table(central.slots) if ranks.parallel.pp > 1 else None,
+        stages=central.table if ranks.parallel.pp > 1 else None,
     )
     return SimulatedStep(prediction, simulate(first.program, first.central_us), draws)

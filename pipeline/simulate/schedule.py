@@ -193,10 +193,10 @@ class Schedule:
     host_us: Array
     slots: Sequence[Slot] = ()
 
-
-def stage_table(slots: Sequence[Slot]) -> pd.DataFrame:
-    """What each stage does, a row for each slot that takes time, by the names of `Slot`."""
-    return pd.DataFrame([slot for slot in slots if slot.end_us > slot.begin_us])
+    @property
+    def table(self) -> pd.DataFrame:
+        """What each stage does, a row for each slot that takes time, by the names of `Slot`."""
+        return pd.DataFrame([slot for slot in self.slots if slot.end_us > slot.begin_us])
 
 
 def idle_shares(stages: pd.DataFrame) -> dict[int, float]:

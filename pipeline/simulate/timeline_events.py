@@ -93,7 +93,7 @@ def stage_events(stages: pd.DataFrame | None) -> list[Event]:
     """The passes of a pipeline, above the micro-batch that the other rows show: a row for each stage, with its bubble.
 
     Args:
-        stages: as of `schedule.stage_table`; None for a step without a pipeline, which has no such rows.
+        stages: as of `Schedule.table`; None for a step without a pipeline, which has no such rows.
     """
     if stages is None:
         return []

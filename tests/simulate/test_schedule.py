@@ -15,7 +15,6 @@ from pipeline.simulate.schedule import (
     Pass,
     idle_shares,
     simulate_schedule,
-    stage_table,
 )
 
 NOTHING = np.zeros(1)
@@ -69,7 +68,7 @@ def test_equal_stages_take_one_pass_more_for_each_stage_before(stages: int, coun
 def test_the_bubble_of_equal_stages_is_that_of_1f1b() -> None:
     """(p - 1) / (m + p - 1) of the step (arXiv:2104.04473)."""
     schedule = simulate_schedule([part(10.0, 20.0)] * 4, 4, 8, NOTHING, NOTHING)
-    table = stage_table(schedule.slots)
+    table = schedule.table
     assert len(table) == 4 * 8 * 2 and table["end_us"].max() == schedule.step_us[0]
     assert list(idle_shares(table).values()) == pytest.approx([3 / 11] * 4)
     for _, own in table.groupby("stage"):
