@@ -344,7 +344,7 @@ class Prediction:
         values = {name: getattr(self, name) for name in PUBLIC}
         keys = {
             **{key: list(v) if isinstance(v, tuple) else v for key, v in values.items()},
-            **{key: self.asked.get(key) for key in ASKED},
+            **{key: self.asked.get(key) for key in (*ASKED, "compiled")},
             "global_batch": self.global_batch,
             **asdict(self.several or SeveralGpus(1, 1, "", 0.0, 0.0)),
             **facts_of(self.arithmetic, self.predicted_us),

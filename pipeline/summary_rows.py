@@ -39,6 +39,7 @@ LEFT_OUT = (
     "traced",
     "tokens_per_s",
     "sureness",
+    "compiled",
     *COST_COLUMNS,
     *WORK_KEYS,
     "node_w",
