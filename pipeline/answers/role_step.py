@@ -121,7 +121,7 @@ class RolesStep:
         calls = pd.concat([piece.step.calls for piece in self.pieces])
         times = pd.concat([piece.predicted for piece in self.pieces])
         host = self.pieces[0].program.host_evidence
-        return StepErrors.of(ErrorSources.of(calls), times, host, self.question.host.log_sd)
+        return StepErrors.of(ErrorSources.of(calls), times, host, self.question)
 
     def of_roles(self, times: Array) -> list[Array]:
         """Times of all distinct calls by role."""

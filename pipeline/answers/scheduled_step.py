@@ -21,7 +21,6 @@ from pipeline.answers.step_errors import (
     StepErrors,
     host_factors,
     interval,
-    keyed_normals,
 )
 from pipeline.answers.step_prediction import (
     SimulatedStep,
@@ -64,10 +63,6 @@ COMMON: dict[str, Any] = {
     "node_id": 0, "call": 0, "flops": 0.0, "blocking": False, "evidence": "",
 }  # fmt: skip
 """What all rows of `exchanges` have."""
-
-DECODER_SD = 0.08
-"""Standard deviation of log step time by the code of a framework and the network of a cluster, which nobody describes. Set on
-vTrain's 20 steps (docs/accuracy/many_gpus.md): with it 16 of them are inside p10 to p90, without it 8."""
 
 LAYERS = ".layers."
 """Part of the path of every module inside a layer (`pipeline.workloads.parallel_decoder`)."""
@@ -207,7 +202,7 @@ class ScheduledStep:
         calls = pd.concat([*(piece.step.calls for piece in self.pieces), self.exchanged])
         times = pd.concat([*(piece.predicted for piece in self.pieces), self.exchanged_times])
         host = self.pieces[0].program.host_evidence
-        return StepErrors.of(ErrorSources.of(calls), times, host, self.question.host.log_sd)
+        return StepErrors.of(ErrorSources.of(calls), times, host, self.question)
 
     def drawn(self) -> tuple[Array, Array]:
         """Times of all distinct calls in each draw, shape (calls, draws), and factors on host times, shape (draws,)."""
@@ -332,15 +327,7 @@ class ScheduledDraws:
 
     def step_us(self) -> Array:
         """The step time of each draw, µs, shape (draws,)."""
-        return self._steps_us(*self.step.drawn())
-
-    def _steps_us(self, times: Array, host: Array) -> Array:
-        """Step times of draws of kernel and host times, with the error that all decoders share; shape (draws,)."""
-        steps = self.step.simulated(times, host).step_us
-        if not self.step.ranks.layers:
-            return steps
-        (others,) = keyed_normals(["decoder"], len(host), self.step.question.predict.seed)
-        return np.asarray(steps * np.exp(DECODER_SD * others))
+        return self.step.simulated(*self.step.drawn()).step_us
 
     def parts(self) -> dict[str, Array]:
         """The parts of the step in each draw, µs, shape (draws,), as of `parts_of_step`."""
@@ -355,7 +342,7 @@ class ScheduledDraws:
         active, _, exposed = step.activity
         total: Array = np.sum(list(families.values()), axis=0)
         growth = total / max(total.mean(), 1e-9)
-        step_us = self._steps_us(times, host)
+        step_us = step.simulated(times, host).step_us
         return parts_of_step(families, step_us, active * growth, exposed * growth)
 
 

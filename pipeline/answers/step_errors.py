@@ -8,7 +8,7 @@ Kernel times are log-normal. Three errors add up in log time:
   launch (`launch_keys`) share it, because a model has the same error for a shape in every launch.
 - All kernels of a step share one error, which does not average out. It is that of another session, card and clock
   (`estimate.Session`, which may reach farther to one side). `STEP_SIGMA_RATIO` times a kernel's standard deviation is
-  added.
+  added, and on several GPUs the code of a framework (`CODE_SD`).
 
 Host times share one error, with a width by the kind of their evidence. Between two steps it does not cancel whole: operators
 have errors of their own (`host_factors`). Each source draws from a generator of its own, whose key is the seed and the name of
@@ -29,6 +29,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.arrays import Array, Ints
+from pipeline.question.question import Question
 from pipeline.schemas import DIMS
 from pipeline.simulate.program import Program
 
@@ -45,6 +46,10 @@ STEP_SIGMA_RATIO = 0.2
 """Ratio of the standard deviation that all kernels of a step share beyond the session's to that of one kernel (log time).
 Set from sums over whole models that were measured in another run on the GPUs of the packs: what their errors exceed
 the session's (`python -m evaluation.checks.session_fit`, docs/notes/kernels.md)."""
+
+CODE_SD = 0.08
+"""Standard deviation of log step time by the code of a framework and the network of a cluster, which nobody describes, where ranks
+share a model or its weights. Set on vTrain's 20 steps and on 14 of llm-foundry on A100 (docs/accuracy/many_gpus.md)."""
 
 MAX_KERNEL_SIGMA = 1.5
 """Upper bound of the standard deviation of one kernel's log time."""
@@ -117,9 +122,11 @@ class StepErrors:
         sources: ErrorSources,
         predicted: pd.DataFrame,
         host_evidence: Mapping[str, float] | None = None,
-        host_log_sd: float = 0.0,
+        question: Question | None = None,
     ) -> StepErrors:
-        """From what the kernel models predict for the calls, the shares of host time by evidence, and `Host.log_sd`."""
+        """From what kernel models predict for the calls, shares of host time by evidence, and what is asked."""
+        ranks = question.ranks if question else None
+        code_sd = CODE_SD if ranks and (ranks.layers or ranks.parallel.sharded) else 0.0
         centre, low, high = (
             predicted[name].to_numpy(float) for name in ("kernel_us", "p10_us", "p90_us")
         )
@@ -132,7 +139,7 @@ class StepErrors:
         width = np.where(least > 0, slower, (faster + slower) / 2)  # p10 is not below `least`
         sigma = np.clip(width / NORMAL_P90, 0.0, MAX_KERNEL_SIGMA) * (centre > 0)
         step_low, step_high = (
-            np.hypot(STEP_SIGMA_RATIO * sigma, session / NORMAL_P90)
+            np.hypot(np.hypot(STEP_SIGMA_RATIO * sigma, code_sd), session / NORMAL_P90)
             for session in (session_low, session_high)
         )
         return cls(
@@ -143,7 +150,7 @@ class StepErrors:
             (step_low + step_high) / 2,
             (step_high - step_low) / 2,
             least,
-            host_sigma(host_evidence or {}, host_log_sd),
+            host_sigma(host_evidence or {}, question.host.log_sd if question else 0.0),
         )
 
     @classmethod

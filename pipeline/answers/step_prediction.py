@@ -251,7 +251,7 @@ def _drawn_step(
 ) -> DrawnStep:
     """The step with the errors of its times."""
     settings, evidence = question.predict, program.host_evidence
-    errors = StepErrors.of(step.sources, predicted, evidence, question.host.log_sd)
+    errors = StepErrors.of(step.sources, predicted, evidence, question)
     of = question.gpu.name, settings.draws, settings.seed, question.host.name
     return DrawnStep(errors, program, step.which, step.all_calls, *of)
 

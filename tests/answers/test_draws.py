@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.step_errors import (
+    CODE_SD,
     FAMILY_VARIANCE_SHARE,
     NORMAL_P90,
     OTHER_VARIANCE_SHARE,
@@ -18,6 +19,7 @@ from pipeline.answers.step_errors import (
     interval,
     keyed_normals,
 )
+from pipeline.question.question import expand
 from tests.simulate.programs import HOST, program, row
 
 SPREAD = 1.6
@@ -247,3 +249,19 @@ def test_no_error_goes_below_the_least_time_and_the_far_end_stays_as_far() -> No
     sources = ErrorSources.of(different(["gemm"]))
     drawn = steps(StepErrors.of(sources, pd.DataFrame(ends), {}), np.array([100.0]))
     assert drawn.min() == 90.0 and np.percentile(drawn, 90) == pytest.approx(200.0, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("asked", "shared"),
+    [("model=dcgan parallel=fsdp", True), ("model=dcgan", False), ("model=gpt", True)],
+)
+def test_what_nobody_says_of_a_framework_does_not_average_out_over_kernels(
+    asked: str, shared: bool
+) -> None:
+    """Sharded weights and split models: an error that all kernels and exchanges of all ranks share."""
+    (question,) = expand(["gpu=A100", "devices=8", *asked.split()])
+    calls, centre = different(["collective"] + 50 * ["elementwise"]), np.full(51, 100.0)
+    certain = pd.DataFrame(dict.fromkeys(("kernel_us", "p10_us", "p90_us"), centre))
+    errors = StepErrors.of(ErrorSources.of(calls), certain, {}, question)
+    total = errors.times(errors.normals(np.ones(51), 20_000, 0)).sum(axis=0)
+    assert np.log(total).std() == pytest.approx(CODE_SD * shared, rel=0.02)

@@ -11,11 +11,12 @@ from pipeline.graph.opmap import rows
 from pipeline.graph.sizes import SIZES
 from pipeline.graph.sizes.optimizer import launches
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
+from pipeline.hardware.find_gpu import load_gpu
 
 
-def call(name, *inputs, values=(), outputs=(), device="cuda"):
+def call(name, *inputs, values=(), outputs=(), device="cuda", gpu=None):
     node = Node(0, name, inputs=inputs, values=values or (None,) * len(inputs), outputs=outputs)
-    return map_calls(Graph(write_nodes([node])), device=device)
+    return map_calls(Graph(write_nodes([node])), gpu=gpu, device=device)
 
 
 def test_linear_counts_products_twice_and_reads_its_bias():
@@ -29,6 +30,16 @@ def test_linear_counts_products_twice_and_reads_its_bias():
     assert (row["B"], row["M"], row["N"], row["K"], row["trans_b"]) == (1, 1024, 64, 32, 1)
     assert row["flops"] == 2 * 1024 * 64 * 32
     assert row["bytes_read"] == 4 * (1024 * 64 + 64 * 32 + 32)
+
+
+def test_only_the_second_factor_of_a_layer_counts_as_turned_where_no_strides_say_it():
+    """On an A100 such a product is split unless its second factor is a layer's weight."""
+    a, b, bias = (Tensor(shape, "fp32") for shape in ((1280, 1280), (1280, 1024), (1024,)))
+    plain, layer = (
+        call(*each, gpu=load_gpu("A100"))
+        for each in (("aten::mm", a, b), ("aten::addmm", bias, a, b))
+    )
+    assert (len(plain), len(layer)) == (2, 1)
 
 
 def test_bias_of_a_single_output_is_copied_first():
