@@ -116,8 +116,8 @@ def first_line(error: BaseException) -> str:
 
 
 def name_of(given: object) -> str:
-    """The name of an object that a user gave: its own, or that of its class."""
-    given = given.func if isinstance(given, partial) else given
+    """The name of an object that a user gave: its own, or that of its class; of a compiled module, that of the module."""
+    given = given.func if isinstance(given, partial) else getattr(given, "_orig_mod", given)
     return str(getattr(given, "__name__", type(given).__name__))
 
 

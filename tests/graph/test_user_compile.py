@@ -43,6 +43,7 @@ def test_a_compiled_model_is_predicted_as_with_the_option_and_stays_as_it_is() -
     own = torch.compile(net)
     before = {**vars(own)}, [*net.parameters()]
     prediction = predict("A100", model=own, **OPTIONS)
+    assert prediction.title.startswith("Net on A100")
     after = {**vars(own)}, [*net.parameters()]
     assert before[0].keys() == after[0].keys() and own._orig_mod is net
     assert all(one is other for one, other in zip(before[1], after[1], strict=True))
