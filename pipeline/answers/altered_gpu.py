@@ -49,6 +49,7 @@ class AlteredPredictor(KernelPredictor):
     @classmethod
     def of(cls, gpu: GpuSpec, stated: KernelPredictor) -> AlteredPredictor:
         """From the altered spec and the predictor of the catalogue GPU."""
+        gpu = replace(gpu, in_step=stated.gpu.in_step)
         return cls(
             gpu=gpu,
             models=stated.models,

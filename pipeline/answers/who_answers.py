@@ -189,6 +189,7 @@ def kernel_predictor(
         families.setdefault(path.parent.name, path)
     for manifest in (path for path in declared if path.name == MANIFEST):
         families = find_families([pack_models(manifest.parent.name)]) | families
+    gpu = gpu if families else replace(gpu, in_step=True)  # samples show the clock of their card
     choice = variant.partition("-")[0]
     folders = tuple(
         dict.fromkeys(

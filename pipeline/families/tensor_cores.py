@@ -228,7 +228,7 @@ def _tiled_us(
     )
     powered = 2.0 * rows * depth * columns * groups / power
     joined = np.where(split > 1.0, 2.0 * 4.0 * split * rows * columns * groups, 0.0)
-    return throttled_us(full, powered), joined
+    return throttled_us(full, powered, gpu), joined
 
 
 def _power_limit(dtype: Texts, gpu: GpuSpec) -> Array:

@@ -63,6 +63,7 @@ class GpuSpec:
     cores are dense (no sparsity) with fp32 accumulation. `pcie_gb_per_s` and `nvlink_gb_per_s` count one direction;
     PCIe is effective, NVLink raw. Measured peaks are None where there is no measurement. `idle_w` is the board's power with the
     clocks up and next to no work. `power_limit_w` and `locked_clock_mhz` are how the card is run where that differs from its file.
+    `in_step`: kernels follow each other, so that a small power limit binds in short ones, too (`sustained.throttled_us`).
     """
 
     name: str
@@ -91,6 +92,7 @@ class GpuSpec:
     max_power_limit_w: float | None = None
     power_limit_w: float | None = None
     locked_clock_mhz: float | None = None
+    in_step: bool = False
     aliases: tuple[str, ...] = ()
     usable_memory_share: float = USABLE_SHARE
     fp64_gflop_per_s: float | None = None

@@ -32,11 +32,12 @@ def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
     """Least time of fp32 matrix arithmetic, µs: at the architecture's share of the peak, slowed by the power limit.
 
     A GPU throttles only after it has been busy for some time, and a measurement repeats its kernel. Short kernels
-    therefore run at full clock, and long ones at the throughput that the power budget sustains. A higher clock or power
-    budget never increases this time.
+    measured alone therefore run at full clock, and long ones at the throughput that the power budget sustains. In a step the
+    kernels around a short one keep a small card at its limit. A higher clock or power budget never increases this time.
     """
     full = np.asarray(flops, dtype=float) / (gpu.generation.fp32_share * gpu.fp32_gflop_per_s * 1e3)
-    return throttled_us(full, np.asarray(flops, dtype=float) / (power_gflop_per_s(gpu) * 1e3))
+    powered = np.asarray(flops, dtype=float) / (power_gflop_per_s(gpu) * 1e3)
+    return throttled_us(full, powered, gpu)
 
 
 def power_gflop_per_s(gpu: GpuSpec) -> float:
@@ -48,12 +49,13 @@ def power_gflop_per_s(gpu: GpuSpec) -> float:
     )
 
 
-def throttled_us(full: Array, powered: Array) -> Array:
+def throttled_us(full: Array, powered: Array, gpu: GpuSpec) -> Array:
     """Times of arithmetic, interpolated between full clock and the sustained throughput of the power budget.
 
-    The weight of the second grows with the duration of the kernel.
+    The weight of the second grows with the duration of the kernel; in a step of a card of at most `LOW_POWER_W` it is 1.
     """
-    weight = full / (full + THROTTLE_US)
+    always = gpu.in_step and gpu.tdp_w <= LOW_POWER_W
+    weight = 1.0 if always else full / (full + THROTTLE_US)
     return full * (1.0 - weight) + np.maximum(powered, full) * weight
 
 

@@ -12,9 +12,12 @@ import pytest
 
 from evaluation.checks.session_fit import fit_session, share_inside, step_ratio, whole_models
 from evaluation.pages.step_tables import holds
+from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.answers.step_errors import STEP_SIGMA_RATIO
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import FILE, NOTED_RATIO, Estimate, Session, clock_notes, session_of
+from pipeline.model_files import list_packs, pack_models
 from pipeline.paths import packs_dir
 from tests.kernels.shipped import shipped
 
@@ -129,6 +132,31 @@ def test_answers_of_cards_that_throttle_say_which_clock_they_mean() -> None:
     )
     assert "(not measured)" in like and "of a T4" in like and "differed by up to 1.6" in like
     assert clock_notes(load_gpu("V100")) == () and NOTED_RATIO > 1
+
+
+def test_short_products_have_no_credit_in_a_step_of_a_small_card_without_samples() -> None:
+    product = {
+        "family": "gemm",
+        "op": "linear",
+        "dtype": "fp32",
+        "B": 1,
+        "M": 512,
+        "N": 1024,
+        "K": 1024,
+    }
+    calls = pd.DataFrame([product])
+
+    def us(gpu: str, in_step: bool) -> float:
+        predictor = (
+            kernel_predictor(load_gpu(gpu), "auto")
+            if in_step
+            else load_predictor(load_gpu(gpu), [pack_models(gpu)] if gpu in list_packs() else [])
+        )
+        return float(predictor.predict(calls)["kernel_us"].iloc[0])
+
+    assert us("L4", in_step=True) > 1.1 * us("L4", in_step=False)
+    for gpu in ("T4", "V100", "RTX3090"):
+        assert us(gpu, in_step=True) == us(gpu, in_step=False)
 
 
 def test_shipped_intervals_hold_with_both_sessions_weighted_equally() -> None:
