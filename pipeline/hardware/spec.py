@@ -276,7 +276,7 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
     architecture, capability = str(values["architecture"]), float(values["compute_capability"])
     limits = stated_row(architecture, capability)
     per_sm: dict[str, Any] = {key: getattr(limits, key, None) for key in _PER_SM}
-    per_sm |= {key: values[key] for key in _PER_SM if values.get(key) is not None}
+    per_sm |= {key: int(values[key]) for key in _PER_SM if values.get(key) is not None}
     if without := [key for key, value in per_sm.items() if value is None]:
         raise ConfigError(
             f"{where}: unknown architecture {architecture} {capability}: state {', '.join(without)}"
@@ -308,7 +308,7 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
         pcie_gb_per_s=PCIE_EFFICIENCY
         * PCIE_LANE_GB_PER_S[generation]
         * int(values.get("pcie_lanes") or 16),
-        **{key: int(value) for key, value in per_sm.items()},
+        **per_sm,
         **figures,
         sources={str(key): str(text) for key, text in sources.items()},
     )

@@ -86,7 +86,7 @@ def test_what_is_not_known_of_a_host_widens_the_interval() -> None:
 
 
 def test_a_comparison_says_what_the_host_changes() -> None:
-    line = compare("V100,A100", **DDP).hosts
+    line = compare("V100,A100", **DDP).one_host.note
     a100 = predict("A100", host="typical-2017", **DDP)
     assert (
         line is not None
@@ -100,9 +100,9 @@ def test_a_comparison_says_what_the_host_changes() -> None:
     assert one[0].draws_us is not None and one[1].draws_us is not None
     assert np.corrcoef(one[0].draws_us, one[1].draws_us)[0, 1] > 0.99
     assert "tie" in both.plot().axes[0].get_title(loc="left")
-    assert compare("V100,P100", **DDP).hosts is None
-    assert "no step" in (compare("V100,A100", model="resnet50", batch_size=64).hosts or "")
-    assert compare("V100,A100", host="typical-2017,typical-2020", **DDP).hosts is None, (
+    assert compare("V100,P100", **DDP).one_host.note is None
+    assert "no step" in compare("V100,A100", (model="resnet50", batch_size=64).one_host.note or "")
+    assert compare("V100,A100", host="typical-2017,typical-2020", **DDP).one_host.note is None, (
         "each row names what was asked for"
     )
 
@@ -210,6 +210,6 @@ def test_a_campaigns_host_is_observed_but_its_profiled_times_leave_something_ope
 
 
 def test_a_comparison_names_first_what_a_faster_host_shortens_most() -> None:
-    line = compare("A100,V100", model="dlrm_ddp", batch_size="2048,512").hosts or ""
+    line = compare("A100,V100", model="dlrm_ddp", batch_size="2048,512").one_host.note
     named = line.partition("with typical-2020: ")[2]
     assert named.startswith("V100 b512 ") and ", V100 b2048 " in named
