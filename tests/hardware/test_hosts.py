@@ -101,7 +101,8 @@ def test_a_comparison_says_what_the_host_changes() -> None:
     assert np.corrcoef(one[0].draws_us, one[1].draws_us)[0, 1] > 0.99
     assert "tie" in both.plot().axes[0].get_title(loc="left")
     assert compare("V100,P100", **DDP).one_host.note is None
-    assert "no step" in compare("V100,A100", (model="resnet50", batch_size=64).one_host.note or "")
+    resnet = compare("V100,A100", model="resnet50", batch_size=64)
+    assert "no step" in (resnet.one_host.note or "")
     assert compare("V100,A100", host="typical-2017,typical-2020", **DDP).one_host.note is None, (
         "each row names what was asked for"
     )
