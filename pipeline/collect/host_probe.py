@@ -98,13 +98,15 @@ def probe_factor(observations: pd.DataFrame, donor: OverheadModel) -> float:
 def known_host(donor: pd.DataFrame) -> OverheadModel:
     """The host of the donor's observations (`overhead_samples`), less what the profiler cost there."""
     usual = ask([f"gpu={DONOR}"]).overheads
-    return OverheadModel(merged(corrected(donor, ProfilerCost(usual.profiler_event_us))))
+    return OverheadModel(
+        merged(corrected(donor, ProfilerCost(usual.profiler_event_us, usual.profiler_launch_us)))
+    )
 
 
 def profiler_cost(device: torch.device) -> ProfilerCost:
     """What the profiler adds to each operator on this machine."""
     peaks = {peak.name: peak.value for peak in profiler_costs(Bench(device), tiny=False)}
-    return ProfilerCost(peaks["profiler_event_us"])  # `probe_samples` compares no launches
+    return ProfilerCost(peaks["profiler_event_us"], launch_us=0.0)  # a CPU launches nothing
 
 
 def probe_host(

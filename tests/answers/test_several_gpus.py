@@ -134,9 +134,11 @@ def test_a_comparison_counts_the_price_of_all_gpus_and_draws_the_scaling() -> No
     assert (
         per_price[2] < per_price[0]
     )  # the exchange costs something, and four GPUs cost four times as much
-    line = scaling_table(table.predictions).set_index("devices")["efficiency"]
-    assert list(line.index) == [1, 2, 4] and line[1] == 1.0 and line[4] < line[2] < 1
-    assert "scaling efficiency" in table.plot().axes[0].get_ylabel()
+    line = scaling_table(table.predictions).set_index("devices")
+    efficiency = line["samples_per_s"] / line["ideal"]
+    assert list(line.index) == [1, 2, 4] and efficiency[1] == 1.0
+    assert efficiency[4] < efficiency[2] < 1 and "communication" in line["lost"][4]
+    assert "samples/s" in table.plot().axes[0].get_ylabel()
 
 
 def test_a_plan_counts_samples_and_prices_of_all_gpus() -> None:

@@ -113,12 +113,14 @@ def test_a_second_run_has_nothing_to_do(finished: Path) -> None:
 
 
 def test_accuracy_tables_and_the_report_are_written(finished: Path) -> None:
-    run = snakemake("--config", "gpu=V100", "model=dlrm_default", "--", "report", folder=finished)
+    asked = ["--config", "gpu=V100", "model=dlrm_default"]
+    run = snakemake(*asked, "--", "accuracy", "report", folder=finished)
     assert run.returncode == 0, run.stderr[-3000:]
     (tables,) = (finished / "results/accuracy").glob("*.md")
-    assert "| V100 | dlrm_default | 2,048 |" in tables.read_text(encoding="utf-8")
+    text = tables.read_text(encoding="utf-8")
+    assert "| V100 | dlrm_default | 2,048 |" in text and "What is missing" in text
     (page,) = (finished / "results/reports").glob("*.html")
-    assert "What is missing" in page.read_text(encoding="utf-8")
+    assert "Which is fastest?" in page.read_text(encoding="utf-8")
 
 
 def test_an_edit_to_the_users_own_module_makes_the_graph_anew(tmp_path: Path) -> None:
