@@ -77,15 +77,10 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
         before = "" if UNFINISHED in os.environ else f"{key}="
         return [f"{before}{value}" for value in _continued(text, values(key, model))]
     prices = (f"{OVERRIDE}{name}" for name in choices("gpu"))
-    known = (
-        prices
-        if word.startswith(OVERRIDE)
-        else [
-            *keys_of(model, _chosen("parallel", given)),
-            ELECTRICITY[:-1],
-        ]
-    )
-    keys = [key for key in known if key.startswith(word)]
+    settings = [*keys_of(model, _chosen("parallel", given)), ELECTRICITY[:-1]]
+    keys = [
+        key for key in (prices if word.startswith(OVERRIDE) else settings) if key.startswith(word)
+    ]
     offered = values(keys[0], model) if len(keys) == 1 else ()
     return [f"{keys[0]}={value}" for value in offered] or [f"{key}=" for key in keys]
 

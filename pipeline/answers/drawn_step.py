@@ -56,6 +56,30 @@ def draw_order(name: str, draws: int) -> Ints:
     return np.random.default_rng(zlib.crc32(name.encode())).permutation(draws)
 
 
+def drawn_times(
+    errors: StepErrors,
+    launches: Array,
+    program: Program,
+    cards: tuple[str, str],
+    draws: int,
+    seed: int,
+) -> tuple[Array, Array]:
+    """Times of distinct calls in each draw, shape (distinct, draws), and the factor on host times, shape (draws,).
+
+    Args:
+        errors: of the times of the calls, and of the host.
+        launches: how often each call runs, shape (distinct,).
+        program: the step whose host times are drawn.
+        cards: names of the GPU and of the host. Steps on one of them share the order of its draws.
+        draws: number of draws.
+        seed: of their errors.
+    """
+    times = errors.times(errors.normals(launches, draws, seed))
+    host = host_factors(errors.host, program, draws, seed)
+    of_gpu, of_host = (draw_order(name, draws) for name in cards)
+    return times[:, of_gpu], host[of_host]
+
+
 @dataclass(frozen=True)
 class DrawnStep:
     """A predicted step with the errors of its times.
@@ -98,10 +122,8 @@ class DrawnStep:
     def _times(self) -> tuple[Array, Array]:
         """Times of distinct calls, shape (distinct, draws), and the factor on host times, shape (draws,)."""
         launches = np.bincount(self.which, minlength=len(self.errors.centre)).astype(float)
-        normals = self.errors.normals(launches, self.draws, self.seed)
-        host = host_factors(self.errors.host, self.program, self.draws, self.seed)
-        times = self.errors.times(normals)[:, draw_order(self.gpu, self.draws)]
-        return times, host[draw_order(self.host, self.draws)]
+        cards = self.gpu, self.host
+        return drawn_times(self.errors, launches, self.program, cards, self.draws, self.seed)
 
     def _block(self, times: Array, host: Array) -> dict[str, Array]:
         timeline = simulate(self.program, times[self.which].T, host_scale=host)

@@ -14,9 +14,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.drawn_step import draw_order, parts_of_timeline
+from pipeline.answers.drawn_step import drawn_times, parts_of_timeline
 from pipeline.answers.scheduled_step import Piece
-from pipeline.answers.step_errors import ErrorSources, StepErrors, host_factors, interval
+from pipeline.answers.step_errors import ErrorSources, StepErrors, interval
 from pipeline.answers.step_prediction import (
     SimulatedStep,
     answer_fields,
@@ -136,12 +136,11 @@ class RolesStep:
                 for role, piece in enumerate(self.pieces)
             ]
         )
-        normals = self.errors.normals(weights.astype(float), settings.draws, settings.seed)
-        program = self.programs[slowest]
-        host = host_factors(self.errors.host, program, settings.draws, settings.seed)
-        host = host[draw_order(self.question.host.name, settings.draws)]
-        own = draw_order(self.question.gpu.name, settings.draws)
-        times = self.of_roles(self.errors.times(normals)[:, own])
+        cards, program = (self.question.gpu.name, self.question.host.name), self.programs[slowest]
+        of_calls, host = drawn_times(
+            self.errors, weights.astype(float), program, cards, settings.draws, settings.seed
+        )
+        times = self.of_roles(of_calls)
         lookups_us, *_ = self.question.lookups_of_ranks
         if any(sds := spreads(self.question.workload, lookups_us.shape[1])):
             times = self._with_spread(times, lookups_us, np.array(sds))

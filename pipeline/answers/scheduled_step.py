@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.drawn_step import draw_order, parts_of_step
+from pipeline.answers.drawn_step import drawn_times, parts_of_step
 from pipeline.answers.step_errors import (
     ErrorSources,
     StepErrors,
-    host_factors,
     interval,
 )
 from pipeline.answers.step_prediction import (
@@ -213,14 +212,8 @@ class ScheduledStep:
             for number, (piece, launches) in enumerate(zip(self.pieces, self.launches, strict=True))
         ]
         weights = np.concatenate([*how_often, np.ones(len(self.exchanged))])
-        normals = self.errors.normals(weights, settings.draws, settings.seed)
-        program = self.pieces[0].program
-        host = host_factors(self.errors.host, program, settings.draws, settings.seed)
-        own, of_host = (
-            draw_order(name, settings.draws)
-            for name in (self.question.gpu.name, self.question.host.name)
-        )
-        return self.errors.times(normals)[:, own], host[of_host]
+        cards, program = (self.question.gpu.name, self.question.host.name), self.pieces[0].program
+        return drawn_times(self.errors, weights, program, cards, settings.draws, settings.seed)
 
     def of_pieces(self, times: Array) -> list[Array]:
         """Times of all distinct calls by piece; the last are those of what ranks exchange."""

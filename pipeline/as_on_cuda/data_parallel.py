@@ -133,7 +133,7 @@ def exchange_gradients(module: nn.Module, options: Mapping[str, Any]) -> None:
 def _scatter(_: object, bucket: Any) -> Any:
     """A hook that leaves the sum of each part of a bucket to the rank that updates it (ZeRO-1)."""
     buffer = bucket.buffer()
-    own = buffer[: -(-len(buffer) // dist.get_world_size())]
+    own = _part_of(buffer)
     work: Any = dist.reduce_scatter_tensor(own, buffer, dist.ReduceOp.AVG, async_op=True)
     return work.get_future().then(lambda _: buffer)
 
@@ -163,9 +163,14 @@ def share_update(optimizer: Any) -> None:
     optimizer.step = step
 
 
+def _part_of(flat: Tensor) -> Tensor:
+    """The part of a flat tensor that this rank has, rounded up."""
+    return flat[: -(-len(flat) // dist.get_world_size())]
+
+
 def _own_part(weight: Tensor) -> Any:
     """The part of a weight that this rank updates, in its memory, with a tensor that stands for its gradient."""
-    own = weight.detach().flatten()[: -(-weight.numel() // dist.get_world_size())]
+    own = _part_of(weight.detach().flatten())
     part: Any = nn.Parameter(own)
     part.update = own
     return part

@@ -27,7 +27,7 @@ FORWARD, BACKWARD = "CompiledFunction", f"{AUTOGRAD}: CompiledFunctionBackward"
 UPDATE = "optimizer"
 """Name of the compiled steps of optimizers, among compiled functions."""
 
-READ = "aten::item"
+HOST_READ = "aten::item"
 """Name of a node between compiled parts: the host waits for a value."""
 
 ADDS_UP = "AccumulateGrad"
@@ -60,9 +60,9 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
     counts = Counter(
         (holders[node.parent_id].phase == UPDATE, node.name.startswith(TRITON))
         for node in inside
-        if node.parent_id is not None and holders[node.parent_id].name != READ
+        if node.parent_id is not None and holders[node.parent_id].name != HOST_READ
     )
-    functions = sum(each.phase == "forward" and each.name != READ for each in holders.values())
+    functions = sum(each.phase == "forward" and each.name != HOST_READ for each in holders.values())
     breaks = launches.computed["graph_breaks"]
     both = any(node.phase == "backward" for node in inside)
     said = (

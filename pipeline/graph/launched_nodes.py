@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from pipeline.as_on_cuda.compiled_launches import READ, Compiled, Part
 from pipeline.as_on_cuda.scheduled_kernels import Launch
-from pipeline.graph.compiled_functions import BACKWARD, FORWARD, TRITON, UPDATE
+from pipeline.graph.compiled_functions import BACKWARD, FORWARD, HOST_READ, TRITON, UPDATE
 from pipeline.graph.normalise import normalise
 from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Graph, Node, Tensor, write_nodes
 
@@ -35,6 +36,13 @@ def described(
         config: the configuration of the step.
         breaks: how often the compiler could not follow the code.
     """
+
+    @cache
+    def below(root: str) -> dict[str, str]:
+        """Paths of the modules in one, by their names from it on."""
+        found = [path for path in paths.values() if path.startswith(root)]
+        return {path.removeprefix(root).partition(".")[2]: path for path in found}
+
     nodes: list[Node] = []
     ran = [(call, name, part) for call, (name, parts) in enumerate(found.calls) for part in parts]
     updates = [(call, UPDATE, Part(launches=each)) for call, each in enumerate(found.updates)]
@@ -48,12 +56,7 @@ def described(
             launches = [each for each in part.launches if each.phase == phase]
             if not launches:
                 continue
-            holder, root = len(nodes), paths.get(part.root, "")
-            inside = {
-                path.removeprefix(root).partition(".")[2]: path
-                for path in paths.values()
-                if path.startswith(root)
-            }
+            holder, inside = len(nodes), below(paths.get(part.root, ""))
             has: dict[str, Any] = {"function": function, "call": call}
             if breaks:
                 has["modules"] = sorted(
@@ -62,7 +65,7 @@ def described(
             if phase == "backward":
                 has["gradients"] = len({*part.weights} - met)
                 met |= {*part.weights}
-            named = name if computes(part) else "aten::item"
+            named = name if computes(part) else HOST_READ
             nodes.append(Node(holder, named, None, holder, thread, phase, attributes=has))
             for each in launches:
                 at, node = len(nodes), _node(each, inside)

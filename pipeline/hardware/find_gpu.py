@@ -337,7 +337,6 @@ PROPORTIONAL_TO = {
 TIME_INDEPENDENT = (
     "name", "aliases", "sources", "memory_bytes", "usable_memory_share", "base_clock_mhz",
     "idle_w", "min_power_limit_w", "max_power_limit_w", "power_limit_w", "locked_clock_mhz",
-    "in_step",
 )  # fmt: skip
 """Fields on which no kernel model depends: limits of power slow predicted times afterwards (`pipeline/hardware/power.py`)."""
 

@@ -203,7 +203,7 @@ def balanced(
     """Parts of tables, the longest first, each to the rank where it adds least to the loads; then moves that shorten the step.
 
     What is shortened is the time of the rank with the longest lookups and of the one with the largest exchange: all wait for both.
-    A table that takes more than some share of the time of a rank, or that does not fit, is cut into halves of its columns; of
+    A table that takes more than some share of the time of a rank, or that does not fit, is cut into halves of its columns. Of
     several such shares, and ways to add loads (`POWERS`), the best plan is taken.
 
     Args:

@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.workloads.decoder_operators import Shards
-from pipeline.workloads.parallel_decoder import DecoderLayer, Sizes
+from pipeline.workloads.parallel_decoder import DecoderLayer
 from tests.graph.real_processes import run_as_rank
+from tests.workloads.tiny_decoder import tiny_sizes
 
 STAGES = 4
 TOKENS, SAMPLES, WIDTH = 8, 2, 32
@@ -29,26 +30,7 @@ class Part(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = DecoderLayer(
-            Sizes(
-                False,
-                WIDTH,
-                4,
-                4,
-                64,
-                TOKENS,
-                128,
-                "gelu",
-                False,
-                0.0,
-                "none",
-                False,
-                1,
-                "middle",
-                Shards(),
-                Shards(),
-            )
-        )
+        self.layer = DecoderLayer(tiny_sizes(Shards()))
         for weight in self.parameters():
             nn.init.normal_(weight, std=0.02)
 

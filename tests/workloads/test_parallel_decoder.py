@@ -22,7 +22,8 @@ from pipeline.graph.table import Memory
 from pipeline.question.question import Question, ask
 from pipeline.show.figures.figure_data import layout_families
 from pipeline.workloads.decoder_operators import Shards
-from pipeline.workloads.parallel_decoder import DecoderLayer, Sizes
+from pipeline.workloads.parallel_decoder import DecoderLayer
+from tests.workloads.tiny_decoder import tiny_sizes
 
 SMALL = (
     "gpu=A100-SXM4-80GB", "model.layers=4", "model.width=512", "model.heads=8",
@@ -81,10 +82,10 @@ def _ranks_agree(rank: int, place: str, sequence: bool) -> None:
     os.environ |= {"MASTER_ADDR": "localhost", "GLOO_SOCKET_IFNAME": "lo"}
     dist.init_process_group("gloo", f"file://{place}", rank=rank, world_size=2)
     torch.manual_seed(0)
-    whole = DecoderLayer(_sizes(Shards()))
+    whole = DecoderLayer(tiny_sizes(Shards()))
     for weight in whole.parameters():
         nn.init.normal_(weight, std=0.2)
-    own = DecoderLayer(_sizes(Shards(2, sequence, dist.group.WORLD)))
+    own = DecoderLayer(tiny_sizes(Shards(2, sequence, dist.group.WORLD)))
     for full, part in zip(whole.parameters(), own.parameters(), strict=True):
         axis = next((a for a in range(full.dim()) if full.shape[a] != part.shape[a]), None)
         data = full if axis is None else full.chunk(2, axis)[rank]
@@ -103,27 +104,6 @@ def _ranks_agree(rank: int, place: str, sequence: bool) -> None:
     up, part = whole.feed_forward.up.weight.grad, own.feed_forward.up.weight.grad
     torch.testing.assert_close(part, up.chunk(2)[rank], rtol=1e-4, atol=1e-4)
     dist.destroy_process_group()
-
-
-def _sizes(shards: Shards) -> Sizes:
-    return Sizes(
-        False,
-        32,
-        4,
-        4,
-        64,
-        8,
-        128,
-        "gelu",
-        False,
-        0.0,
-        "none",
-        False,
-        1,
-        "middle",
-        shards,
-        Shards(),
-    )
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="PyTorch was built without gloo")

@@ -26,8 +26,8 @@ def scaling_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
     several GPUs.
 
     Returns:
-        `line`, `devices`, `samples_per_s` with p10 and p90 (`low`, `high`), `ideal`: that of as many single GPUs, and `lost`: the
-        parts that take longer than on one GPU, where the step on one GPU is among the predictions.
+        `line`, `devices`, `samples_per_s` with p10 and p90 (`low`, `high`), `ideal` and `lost`. The ideal is the throughput of as
+        many single GPUs. Lost are the parts that take longer than on one GPU, where that step is among the predictions.
     """
     words = [_words(p) for p in predictions]
     several = len(set(map(tuple, words))) > 1
