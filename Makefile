@@ -26,8 +26,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-run: setup ## predict the example of README.md from what ships, then probe this machine's CPU: a minute
+run: setup ## predict the example of README.md from what ships, then probe this machine's CPU, once: a minute
 	@STEPTIME_DATASETS=none $(BIN)/steptime predict gpu=V100 model=dlrm_default batch_size=2048
+	@$(MAKE) --no-print-directory this_machine.yaml
+
+this_machine.yaml: # kept once it is there: remove it to probe this machine again
 	@echo "steptime: probing the CPU of this machine"
 	@$(BIN)/steptime host --out this_machine.yaml
 
