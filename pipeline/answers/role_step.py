@@ -21,7 +21,6 @@ from pipeline.answers.step_prediction import (
     SimulatedStep,
     answer_fields,
     arithmetic_of,
-    asked_program,
     device_time,
     memory_fields,
     several_gpus,
@@ -33,7 +32,7 @@ from pipeline.question.embedding_tables import spreads
 from pipeline.question.question import Question
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Program
-from pipeline.simulate.program_changes import device_bound_from
+from pipeline.simulate.program_changes import as_asked, device_bound_from
 from pipeline.simulate.ranks import Role, simulate_ranks
 from pipeline.simulate.timeline import Timeline
 
@@ -53,7 +52,7 @@ class RolesStep:
     @cached_property
     def programs(self) -> list[Program]:
         """The program of each role."""
-        return [asked_program(self.question, piece.program) for piece in self.pieces]
+        return [as_asked(piece.program, self.question.predict) for piece in self.pieces]
 
     @cached_property
     def meetings(self) -> list[Ints]:

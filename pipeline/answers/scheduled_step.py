@@ -40,6 +40,7 @@ from pipeline.question.question import Question
 from pipeline.question.several_gpus import Ranks
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Program
+from pipeline.simulate.program_changes import as_asked
 from pipeline.simulate.schedule import (
     BACKWARD,
     FORWARD,
@@ -124,10 +125,11 @@ class Piece:
     predicted: pd.DataFrame
     program: Program
 
-    def passes(self, is_layer: bool) -> dict[str, Program]:
-        """Its passes. Of a middle layer, what stands outside the layer is left out."""
+    def passes(self, question: Question, is_layer: bool) -> dict[str, Program]:
+        """Its passes, as a question has them run. Of a middle layer, what stands outside the layer is left out."""
         inside = np.array([LAYERS in str(module) for module in self.step.item_modules], bool)
-        return passes_of(self.program, inside[self.program.item] if is_layer else None)
+        program = as_asked(self.program, question.predict)
+        return passes_of(program, inside[program.item] if is_layer else None)
 
     @cached_property
     def central_us(self) -> Array:
@@ -161,7 +163,9 @@ class ScheduledStep:
     def passes(self) -> list[dict[str, Program]]:
         """Passes of each piece."""
         last = len(self.pieces) - 1 if self.ranks.layers else -1
-        return [piece.passes(number == last) for number, piece in enumerate(self.pieces)]
+        return [
+            piece.passes(self.question, number == last) for number, piece in enumerate(self.pieces)
+        ]
 
     @cached_property
     def counts(self) -> dict[str, int]:

@@ -43,7 +43,7 @@ from pipeline.question.several_gpus import Ranks
 from pipeline.simulate.assembly import StepSequence, step_sequence
 from pipeline.simulate.critical_path import load_if_it_pays
 from pipeline.simulate.program import Program
-from pipeline.simulate.program_changes import as_cuda_graphs, as_published, device_bound_from
+from pipeline.simulate.program_changes import as_asked, device_bound_from
 from pipeline.simulate.ranks import Role, simulate_ranks
 from pipeline.simulate.timeline import Timeline
 
@@ -201,7 +201,7 @@ def predict_step(
         with_interval: whether errors are drawn. Without them, p10 and p90 are the step time, and it is not known from which
             host on the device is the limit.
     """
-    program = asked_program(question, program)
+    program = as_asked(program, question.predict)
     if question.predict.cuda_graph:  # the measured step launched each kernel separately
         measured_us = None
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
@@ -235,15 +235,6 @@ def predict_step(
     if with_interval and bound == "host":
         prediction = replace(prediction, device_bound_from=device_bound_from(program, central_us))
     return SimulatedStep(prediction, timeline, drawn)
-
-
-def asked_program(question: Question, program: Program) -> Program:
-    """The program of a step as the section `predict` of a question has it run."""
-    settings = question.predict
-    if settings.cuda_graph:
-        program = as_cuda_graphs(program)
-    program = replace(program, loop=not settings.wait_each_step)
-    return as_published(program) if settings.critical_path == "published" else program
 
 
 def _drawn_step(

@@ -88,6 +88,9 @@ class PredictSettings:
     wait_each_step: bool = option(
         "true: the host waits for the GPU after each step, as a timer around each step does", False
     )
+    launch_blocking: bool = option(
+        "true: the host waits for each kernel, as with CUDA_LAUNCH_BLOCKING=1", False
+    )
     loader: float = option(
         "samples that data loading of the whole machine delivers in a second; 0: no limit",
         0.0,

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.arrays import Flags
+from pipeline.question.settings import PredictSettings
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Kind, Program
 
@@ -171,3 +172,13 @@ def device_bound_from(program: Program, kernel_us: npt.ArrayLike) -> float | Non
         middle = math.floor((low + high) / 2)
         low, high = (middle, high) if bound(middle * STEP) == "host" else (low, middle)
     return high * STEP
+
+
+def as_asked(program: Program, settings: PredictSettings) -> Program:
+    """The program of a step as the section `predict` has it run."""
+    if settings.cuda_graph:
+        program = as_cuda_graphs(program)
+    if settings.launch_blocking:
+        program = replace(program, blocking=program.kind == Kind.LAUNCH)
+    program = replace(program, loop=not settings.wait_each_step)
+    return as_published(program) if settings.critical_path == "published" else program

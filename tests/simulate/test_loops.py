@@ -112,3 +112,12 @@ def test_a_wait_after_each_step_ends_the_overlap() -> None:
     )
     assert loop.active_us == pytest.approx(apart.active_us)
     assert loop.p10_us < loop.predicted_us < loop.p90_us
+
+
+def test_nothing_runs_beside_a_launch_that_waits_for_its_kernel() -> None:
+    asked = {"gpu": "V100", "model": "resnet50", "batch_size": 8, "devices": 2}
+    usual, waiting = (predict(**asked, predict__launch_blocking=given) for given in (False, True))
+    parts = waiting.several
+    assert parts is not None
+    assert waiting.predicted_us > max(usual.predicted_us, waiting.active_us + usual.host_us / 2)
+    assert parts.exposed_communication_us == pytest.approx(parts.communication_us)

@@ -150,6 +150,19 @@ def test_parts_of_a_pipeline_share_the_work_and_add_a_bubble() -> None:
     assert stages > 1.5 * replicas / 4  # four passes, and three for the stages before
 
 
+def test_the_options_of_a_prediction_hold_for_passes_of_a_pipeline() -> None:
+    words = ("devices=2", "parallel.pp=2", "parallel.micro_batches=4")  # the host decides
+    eager, graphs, waiting = (
+        step_us(*words, option)
+        for option in (
+            "predict.wait_each_step=true",
+            "predict.cuda_graph=true",
+            "predict.launch_blocking=true",
+        )
+    )
+    assert graphs < 0.8 * eager < 0.7 * waiting
+
+
 def test_what_is_computed_again_counts_as_forward_kernels() -> None:
     kinds = {
         name: calls("middle", f"model.checkpointing={name}")
