@@ -47,7 +47,7 @@ nightly: setup ## the tests that take long, then the damage and kills of `make s
 	@$(BIN)/python -m pytest -q -n logical --maxprocesses 16 --dist loadscope -m nightly
 	@$(MAKE) soak
 
-soak: setup ## damage 10,000 inputs and kill 100 runs, as a nightly job (45 minutes together); goes on where it was stopped
+soak: setup ## damage 10,000 inputs and kill 100 runs, as a nightly job (45 minutes together)
 	@$(BIN)/python -m soak
 	@$(BIN)/python -m soak kills
 

@@ -1,6 +1,6 @@
 """Damages thousands of inputs, or kills runs: `make soak`, or
 
-    python -m soak --cases 10000 --seed 1            # goes on where it was stopped
+    python -m soak --cases 10000 --seed 1            # prints how far it is; --first 4000 goes on from there
     python -m soak --case 1234                       # one case again, with its traceback
     python -m soak kills --times 100                 # SIGKILL in the middle of runs
 
@@ -14,12 +14,9 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from pipeline.paths import project_dir
 from soak import kills
 from soak.kinds import KINDS, kind_of
-from soak.runner import State, soak, table
-
-STATE = project_dir() / "results" / "soak" / "state.json"
+from soak.runner import soak, table
 
 
 def main() -> int:
@@ -31,13 +28,8 @@ def main() -> int:
     )
     parser.add_argument("what", nargs="?", choices=("inputs", "kills"), default="inputs")
     parser.add_argument("--cases", type=int, default=10_000, help="number of damaged inputs")
+    parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same cases")
-    parser.add_argument("--state", type=Path, default=STATE, help="file that keeps what has run")
-    parser.add_argument(
-        "--anew",
-        action="store_true",
-        help="begin again, also if the state file has begun these cases",
-    )
     parser.add_argument("--case", type=int, help="run this case alone, in this process")
     parser.add_argument("--times", type=int, default=100, help="number of kills")
     args = parser.parse_args()
@@ -45,14 +37,9 @@ def main() -> int:
         return kills.main(args.times, args.seed)
     if args.case is not None:
         return _one(args.seed, args.case)
-    state = State(args.seed, args.cases)
-    if args.state.is_file() and not args.anew:
-        known = State.load(args.state)
-        if known.seed == args.seed:
-            state, state.cases = known, args.cases
-    soak(state, args.state, lambda text: print(text, flush=True))
-    print(table(state))
-    return 1 if state.failures else 0
+    tally = soak(args.seed, range(args.first, args.cases), lambda text: print(text, flush=True))
+    print(f"{table(tally)}\n\nA process held at most {tally.peak_bytes / 2**20:.0f} MB.")
+    return 1 if tally.failures else 0
 
 
 def _one(seed: int, number: int) -> int:

@@ -23,8 +23,6 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 """Values that no file should hold where another was."""
 
-Pick = Callable[[bytes], tuple[str, bytes]]
-
 
 def damaged(data: bytes, rng: Random) -> tuple[str, bytes]:
     """The name of a kind of damage, and the damaged bytes."""

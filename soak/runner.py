@@ -1,164 +1,181 @@
-"""Runs thousands of cases in one worker at a time, keeps a state file, and goes on where it was stopped."""
+"""Runs thousands of cases, one after the other, in a process that is replaced often, and killed when a case hangs."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from pipeline.schemas import atomic_path
-from soak.kinds import KINDS
-from soak.verdicts import Verdict
-from soak.worker import work
+from soak.kinds import KINDS, kind_of
+from soak.verdicts import Done, Verdict, judge
 
 CASES_PER_WORKER = 800
 """Cases after which a worker is replaced: what one case leaves behind does not pile up."""
 
-CASE_SECONDS = 60.0
+CASE_SECONDS = 60
 """Time after which a case counts as a hang. The slowest takes 5 s on an idle core."""
 
-SETUP_SECONDS = 300.0
+SETUP_SECONDS = 300
 """Time to start a worker and to make the undamaged input of a kind."""
 
-SAVED_EVERY = 50
-"""Cases between two writes of the state file."""
+MAX_RSS_BYTES = 2 << 30
+"""Most memory that a worker may ever hold, bytes. PyTorch, pandas and the models of all kinds take 0.7 GB."""
+
+MAX_ADDRESS_BYTES = 24 << 30
+"""Limit of a worker's address space, so that a bomb ends in a MemoryError and not in the machine's swap."""
+
+
+Work = Callable[[int, int], Done]
+"""Runs the case of a seed and a number."""
+
+
+class HangError(BaseException):
+    """A case that takes too long; no reader that catches its own errors may catch it."""
+
+
+@cache
+def folder() -> Path:
+    """A worker's own folder, with its cache and what a case writes; the worker's limits are set with it."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    place = tempfile.mkdtemp(prefix="worker-")
+    os.environ |= {"STEPTIME_DATASETS": "none", "KINETO_LOG_LEVEL": "99"}
+    os.environ["STEPTIME_CACHE"] = f"{place}/cache"
+    os.environ["TMPDIR"] = tempfile.tempdir = place
+    return Path(place)
+
+
+@cache
+def base(kind: str) -> Any:
+    """The undamaged input of a kind, made when it is first needed."""
+    (place := folder() / kind).mkdir()
+    return KINDS[kind].prepare(place)
+
+
+def work(seed: int, number: int) -> Done:
+    """Run a case in a worker."""
+    kind = kind_of(rng := Random(f"{seed}/{number}"))
+    undamaged = base(kind)
+    (place := folder() / "case").mkdir()
+    signal.signal(signal.SIGALRM, _hang)
+    signal.alarm(CASE_SECONDS)
+    mutation = ""
+    try:
+        case = KINDS[kind].case(undamaged, place, rng)
+        mutation, verdict = case.mutation, judge(case)
+    except HangError:
+        verdict = Verdict("hang", f"did not end within {CASE_SECONDS} s")
+    except Exception as error:
+        verdict = Verdict("fault of the soak", f"{type(error).__name__}: {error}")
+    finally:
+        signal.alarm(0)
+        shutil.rmtree(place, ignore_errors=True)
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if peak > MAX_RSS_BYTES and not verdict.failed:
+        verdict = Verdict("memory", f"the process has held {peak:,} bytes")
+    return Done(kind, mutation, verdict, peak)
+
+
+def _hang(*_: object) -> None:
+    raise HangError
 
 
 @dataclass
-class State:
-    """What has run so far. `counts` has by kind the number of each outcome."""
+class Tally:
+    """What has run: by kind the number of each outcome, failures as text, and the most memory of a worker."""
 
-    seed: int
-    cases: int
-    done: int = 0
-    seconds: float = 0.0
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
     peak_bytes: int = 0
-    slowest_s: float = 0.0
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    failures: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, number: int, kind: str, mutation: str, verdict: Verdict) -> None:
-        """Count a case; failures are kept with their number, which makes them again."""
-        counts = self.counts.setdefault(kind, {})
-        counts[verdict.outcome] = counts.get(verdict.outcome, 0) + 1
-        if verdict.failed:
-            self.failures.append(
-                {"case": number, "kind": kind, "mutation": mutation[:200], **asdict(verdict)}
-            )
-        self.done = number + 1
-
-    def save(self, path: Path) -> None:
-        """Write the state file, completely or not at all."""
-        with atomic_path(path) as part:
-            part.write_text(json.dumps(asdict(self), indent=1))
-
-    @classmethod
-    def load(cls, path: Path) -> State:
-        """Read a state file."""
-        return cls(**json.loads(path.read_text()))
+    def add(self, number: int, done: Done) -> None:
+        """Count a case; a failure is kept with its number, which makes it again."""
+        self.counts.setdefault(done.kind, Counter())[done.verdict.outcome] += 1
+        self.peak_bytes = max(self.peak_bytes, done.peak_bytes)
+        if done.verdict.failed:
+            what = f"{done.verdict.outcome}: {done.verdict.detail[:300]}"
+            self.failures.append(f"case {number} ({done.kind}, {done.mutation[:80]}): {what}")
 
 
-def soak(state: State, path: Path | None, tell: Callable[[str], object]) -> State:
-    """Run the cases that are left.
+def soak(
+    seed: int, numbers: Iterable[int], tell: Callable[[str], object], work: Work = work
+) -> Tally:
+    """Run cases.
 
     Args:
-        state: what has run.
-        path: the state file; None keeps none.
+        seed: the same seed makes the same cases.
+        numbers: the cases that run.
         tell: gets a line for each failure, and one now and then.
+        work: runs a case in a worker.
     """
-    while state.done < state.cases:
-        _one_worker(
-            state, range(state.done, min(state.cases, state.done + CASES_PER_WORKER)), path, tell
-        )
-        if path is not None:
-            state.save(path)
-        tell(
-            f"{state.done:,} of {state.cases:,} cases, {len(state.failures)} failures,"
-            f" {state.seconds / 60:.1f} min, at most {state.peak_bytes / 2**20:.0f} MB"
-        )
-    return state
+    tally, workers, begun = Tally(), None, time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="steptime-soak-") as place:
+        os.environ["TMPDIR"] = tempfile.tempdir = place
+        for count, number in enumerate(numbers, 1):
+            workers = workers or _workers()
+            done = _done(workers, work, seed, number)
+            tally.add(number, done)
+            if done.verdict.failed:
+                tell(tally.failures[-1])
+                _stop(workers)
+                workers = None
+            if count % CASES_PER_WORKER == 0:
+                minutes = (time.monotonic() - begun) / 60
+                tell(f"up to case {number}: {len(tally.failures)} failures, {minutes:.1f} min")
+        if workers:
+            _stop(workers)
+        tempfile.tempdir = None
+        del os.environ["TMPDIR"]
+    return tally
 
 
-def _one_worker(
-    state: State, numbers: range, path: Path | None, tell: Callable[[str], object]
-) -> None:
-    """Run cases in a new process until it ends, hangs or dies."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(theirs, state.seed, numbers), daemon=True)
-    process.start()
-    theirs.close()
-    number, kind, limit, since = numbers.start, "", SETUP_SECONDS, time.perf_counter()
+def _workers() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), max_tasks_per_child=CASES_PER_WORKER
+    )
+
+
+def _done(workers: ProcessPoolExecutor, work: Work, seed: int, number: int) -> Done:
+    """A case that has run, or whose worker does not answer or died."""
+    limit, kind = SETUP_SECONDS + CASE_SECONDS, kind_of(Random(f"{seed}/{number}"))
     try:
-        while True:
-            if not ours.poll(limit):
-                _failed(
-                    state, number, kind, Verdict("hang", f"did not end within {limit:.0f} s"), tell
-                )
-                return
-            try:
-                what, *message = ours.recv()
-            except EOFError:
-                process.join(10)
-                _failed(
-                    state,
-                    number,
-                    kind,
-                    Verdict("died", f"the process ended with {process.exitcode}"),
-                    tell,
-                )
-                return
-            now = time.perf_counter()
-            state.seconds, since = state.seconds + now - since, now
-            if what == "end":
-                return
-            number, kind = message[:2]
-            limit = CASE_SECONDS if what == "ready" else SETUP_SECONDS
-            if what == "done":
-                mutation, verdict, seconds, peak = message[2:]
-                state.slowest_s, state.peak_bytes = (
-                    max(state.slowest_s, seconds),
-                    max(state.peak_bytes, peak),
-                )
-                state.add(number, kind, mutation, verdict)
-                if verdict.failed:
-                    tell(
-                        f"case {number} ({kind}, {mutation[:80]}): {verdict.outcome}:"
-                        f" {verdict.detail[:300]}"
-                    )
-                if path is not None and state.done % SAVED_EVERY == 0:
-                    state.save(path)
-    finally:
+        return workers.submit(work, seed, number).result(limit)
+    except TimeoutError:
+        return Done(kind, "", Verdict("hang", f"did not end within {limit} s"))
+    except BrokenProcessPool:
+        return Done(kind, "", Verdict("died", "the process ended"))
+
+
+def _stop(workers: ProcessPoolExecutor) -> None:
+    """End the processes of a pool, whatever they do."""
+    for process in list((workers._processes or {}).values()):
         process.kill()
-        process.join()
+    workers.shutdown(cancel_futures=True)
 
 
-def _failed(
-    state: State, number: int, kind: str, verdict: Verdict, tell: Callable[[str], object]
-) -> None:
-    state.add(number, kind, "", verdict)
-    tell(f"case {number} ({kind}): {verdict.outcome}: {verdict.detail}")
-
-
-def table(state: State) -> str:
+def table(tally: Tally) -> str:
     """The table of what ran, as Markdown."""
     rows = [
         "| input | cases | refused in one line | read, and right | failures |",
         "|---|---|---|---|---|",
     ]
-    sums = [0, 0, 0, 0]
-    for name, kind in KINDS.items():
-        counts = state.counts.get(name, {})
-        refused, accepted, every = (
-            counts.get("refused", 0),
-            counts.get("accepted", 0),
-            sum(counts.values()),
-        )
-        row = [every, refused, accepted, every - refused - accepted]
-        sums = [a + b for a, b in zip(sums, row, strict=True)]
-        rows.append(f"| {kind.what} | " + " | ".join(f"{each:,}" for each in row) + " |")
-    return "\n".join([*rows, "| all | " + " | ".join(f"{each:,}" for each in sums) + " |"])
+    kinds = {kind.what: tally.counts.get(name, Counter()) for name, kind in KINDS.items()}
+    kinds["all"] = sum(kinds.values(), Counter[str]())
+    for what, counts in kinds.items():
+        good = [counts["refused"], counts["accepted"]]
+        cells = [counts.total(), *good, counts.total() - sum(good)]
+        rows.append(f"| {what} | " + " | ".join(f"{each:,}" for each in cells) + " |")
+    return "\n".join(rows)

@@ -1,25 +1,17 @@
-"""Workers that stand in for the real one, in the tests of the runner."""
+"""Work that stands in for the real one, in the tests of the runner."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable
-from multiprocessing.connection import Connection
 
-from soak.verdicts import Verdict
+from soak.verdicts import Done, Verdict
 
 
-def sleeping(pipe: Connection, seed: int, numbers: Iterable[int]) -> None:
-    """A worker whose cases with an odd number hang."""
-    for number in numbers:
-        pipe.send(("ready", number, "traces"))
-        time.sleep(60 * (number % 2))
-        pipe.send(("done", number, "traces", "none", Verdict("refused"), 0.0, 1))
-    pipe.send(("end",))
-
-
-def dying(pipe: Connection, seed: int, numbers: Iterable[int]) -> None:
-    """A worker that ends in the middle of its second case."""
-    for number in list(numbers)[:1]:
-        pipe.send(("done", number, "traces", "none", Verdict("accepted"), 0.0, 1))
-        pipe.send(("ready", number + 1, "traces"))
+def hangs_or_dies(seed: int, number: int) -> Done:
+    """The second case hangs, the fourth ends its process."""
+    if number == 1:
+        time.sleep(60)
+    if number == 3:
+        os._exit(3)
+    return Done("traces", "none", Verdict("refused"), 1)

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -54,6 +54,15 @@ class Verdict:
     def failed(self) -> bool:
         """Whether this must not happen."""
         return self.outcome not in ("refused", "accepted")
+
+
+class Done(NamedTuple):
+    """A case that has run, and what its worker has held at most."""
+
+    kind: str
+    mutation: str
+    verdict: Verdict
+    peak_bytes: int = 0
 
 
 def judge(case: Case) -> Verdict:

@@ -2,15 +2,14 @@
 
     python benchmarks/kernels/attention.py
 
-Columns of the first table:
+Columns of the table:
 
 - `held out`: fitted to four fifths of the (heads, sequence) combinations, evaluated on the others.
 - `other GPU`: constants of another measured GPU, with this GPU's specification. It is the GPU that a GPU without samples
   would use first.
 - `roofline`: Steptime's former prediction.
 
-Causal samples include the write to a serving cache; its modelled time is added to the roofline too. The second table
-compares the ratio of backward to forward time with published pairs of FlashAttention's own benchmark.
+Causal samples include the write to a serving cache; its modelled time is added to the roofline too.
 """
 
 from collections.abc import Mapping
@@ -32,9 +31,6 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.estimate import Estimate
 from pipeline.kernels.fused_attention import (
-    BACKWARD_SHARE,
-    BACKWARD_TRAFFIC,
-    BACKWARD_WORK,
     AttentionModel,
     Constants,
     FittedAttention,
@@ -54,48 +50,6 @@ TRANSFER_SOURCE = {
     "B200": "H100",
 }
 """For each GPU, another measured GPU whose constants predict it in the column `other GPU`."""
-
-PUBLISHED_PAIRS = (
-    # heads x samples, tokens, width, causal, forward us, backward us, DRAM GB/s
-    (
-        "RTX A5000, FlashAttention-2, gpu-mode/ring-attention#10",
-        1024,
-        512,
-        64,
-        False,
-        817,
-        3248,
-        768,
-    ),
-    ("RTX A5000", 256, 2048, 64, False, 3380, 9808, 768),
-    ("RTX A5000", 64, 8192, 64, False, 13431, 35504, 768),
-    (
-        "H100, FlashAttention-2, Dao-AILab/flash-attention#2688",
-        1024,
-        512,
-        64,
-        False,
-        272,
-        905,
-        3350,
-    ),
-    ("H100", 256, 2048, 64, False, 892, 2606, 3350),
-    ("H100", 64, 8192, 64, False, 3545, 9187, 3350),
-    ("RTX A6000, cuDNN, pytorch#137036", 1024, 1024, 64, True, 1817, 6655, 768),
-    ("RTX A6000, FlashAttention-2, pytorch#137036", 1024, 1024, 64, True, 2404, 6559, 768),
-    (
-        "B200, FlashAttention-4, Dao-AILab/flash-attention#2280",
-        64,
-        8192,
-        128,
-        False,
-        1433,
-        4043,
-        8000,
-    ),
-    ("B200", 64, 8192, 128, True, 775, 2274, 8000),
-)
-"""Published forward and backward times. The H100's thread names no GPU; the throughput is that of an H100."""
 
 
 def roofline_us(rows: pd.DataFrame, spec: GpuSpec, fitted: FittedAttention) -> np.ndarray:
@@ -173,31 +127,9 @@ def sizes(samples: Mapping[str, pd.DataFrame], fitted: Mapping[str, FittedAttent
         print(f"| {' | '.join(line)} |", flush=True)
 
 
-def backward() -> None:
-    print(
-        "\n| published | heads x tokens x width | causal | backward over forward | model |"
-        " error % |"
-    )
-    print("|---|---|---|---|---|---|")
-    errors = []
-    for name, heads, tokens, width, causal, forward, back, dram in PUBLISHED_PAIRS:
-        traffic = BACKWARD_TRAFFIC * heads * tokens * width / (0.9e3 * dram)
-        model = BACKWARD_WORK / BACKWARD_SHARE + traffic / forward
-        errors.append(model * forward / back - 1.0)
-        size = f"{heads} x {tokens} x {width}"
-        print(
-            f"| {name} | {size} | {'yes' if causal else 'no'} | {back / forward:.2f} | {model:.2f}"
-            f" | {100 * errors[-1]:+.0f} |"
-        )
-    print(
-        f"\nmean |error| {100 * np.mean(np.abs(errors)):.1f} %, mean {100 * np.mean(errors):+.1f} %"
-    )
-
-
 def main() -> None:
     samples = {gpu: read_attention(gpu) for gpu in ATTENTION}
     sizes(samples, fit_gpus(samples))
-    backward()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from evaluation.published.published_errors import published
@@ -22,9 +21,6 @@ from pipeline.show.figures.board import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-EQUAL_PERCENT = 1.0
-"""Difference between origins, in percentage points, below which they count as equal."""
 
 FULL_NAMES = ("-PCIE-40GB", "-PCIE-80GB")
 """Parts of GPU names that figures leave out."""
@@ -91,27 +87,3 @@ def _error_axis(board: Board, axes: Axes, rows: list[str], widest: float) -> Non
     board.label_rows(axes, list(map(_to, rows)))
     board.number_ticks(axes)
     board.names(axes, "mean error (%)")
-
-
-def _origins(
-    axes: Axes,
-    table: pd.DataFrame,
-    rows: list[str],
-    colours: dict[str, str],
-    markers: dict[str, str],
-) -> None:
-    gpus = sorted(set(table["origin"]))
-    for number, gpu in enumerate(gpus):
-        from_gpu = table[table["origin"] == gpu]
-        where = np.array([rows.index(name) for name in from_gpu["destination"]]) + 0.5 * (
-            (number + 0.5) / len(gpus) - 0.5
-        )
-        axes.plot(
-            from_gpu["mape"],
-            where,
-            markers[gpu],
-            color=colours[gpu],
-            markersize=4.5,
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-        )

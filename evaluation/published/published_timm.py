@@ -13,7 +13,6 @@ from pathlib import Path
 import pandas as pd
 
 from evaluation.published.published_pages import reading
-from evaluation.published.published_steps import LAYOUTS
 
 TRAINING = Path("multi_gpu") / "timm_train.parquet"
 """Training steps of half of timm's models on an RTX 3090: AMP, NCHW and NHWC, PyTorch 1.12, CUDA 11.3."""
@@ -33,6 +32,8 @@ LOOKED_AT = (
 
 GPUS = {"training": "RTX3090", "inference": "RTX4090"}
 """Our name of the GPU of each table."""
+
+LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
 
 VERSIONS = {"pt240": "2.4", "pt291": "2.9"}
 """PyTorch of a measured table, by what its file's name says."""

@@ -3,7 +3,7 @@
 A small training step runs on the CPU under the profiler. What does not depend on the device is compared with the public V100
 traces: the time between operators (T1: Python and autograd), and that of operators that only make views. Their ratio is
 taken as the factor of all host times. On nine public traces of six hosts it was right within a standard deviation of 0.22
-of the logarithm, for factors from 0.7 to 3 (`benchmarks/steps/hosts.py`).
+of the logarithm, for factors from 0.7 to 3 (docs/workloads.md).
 
 What the profiler adds to an operator is measured here and subtracted. It differs more between machines than the operators do:
 on the host of the measured H100 it is 6.3 us, more than the operators themselves take.
@@ -47,7 +47,7 @@ ROUNDS, ITERATIONS = 5, 12
 """Profiles of each step, of which the median counts, and steps in each."""
 
 PROBE_LOG_SD = 0.22
-"""Standard deviation of the log of the factor that the probe gives (`benchmarks/steps/hosts.py`)."""
+"""Standard deviation of the log of the factor that the probe gives (docs/workloads.md)."""
 
 BUSY_SHARE = 0.9
 """Share of a core below which other programs slow the probe. On two cores it had 0.99 beside one, 0.5 to 0.7 beside two or more."""

@@ -8,7 +8,7 @@ in flight on a GPU, follow from the kernels' sources:
 - FBGEMM: `codegen/training/backward`
 - PyTorch: `ATen/native/cuda/Embedding.cu` and `EmbeddingBackwardKernel.cu`
 
-`ROW_LATENCY_US` is the only constant that is fitted to a measurement. `benchmarks/kernels/lookups.py` compares this
+`ROW_LATENCY_US` is the only constant that is fitted to a measurement. docs/notes/kernels.md compares this
 model with measurements.
 """
 

@@ -1,10 +1,9 @@
-"""The shipped kernel models against the public data they come from, and against kernels of public traces."""
+"""The shipped kernel models against the public data they come from."""
 
 import json
 
 import pytest
 
-from evaluation.checks.traced_kernel_times import compare
 from pipeline.answers.who_answers import PUBLIC_KERNEL_GPUS
 from pipeline.datasets.neusight import read_samples
 from pipeline.flow import PUBLIC_FAMILIES
@@ -64,19 +63,3 @@ def test_public_samples_give_a_curve_below_the_datasheet(public, v100):
     assert split_by_shape(samples, 0.2, 0).mean() == pytest.approx(0.2, abs=0.02)
     shipped = json.loads((packs_dir() / "V100" / "kernels" / "copy" / "family.json").read_text())
     assert shipped["physics"]["memory"] == pytest.approx(curve.to_json(), rel=1e-5)
-
-
-def test_short_kernels_of_a_public_trace_are_predicted_without_the_floor(datasets):
-    folder = datasets / "traces" / "v100x8_dlrm"
-    if not folder.is_dir():
-        pytest.skip("trace v100x8_dlrm not at hand")
-    found = compare(folder, "V100")
-    products = found[found["family"].isin(["gemm", "bmm"])]
-    assert len(products) == 5 * 22
-    assert (
-        products["predicted_us"] > 2 * products["kernel_us"]
-    ).all()  # these lie under the latency floor
-    assert 0.6 < products["kernel_us"].sum() / products["measured_us"].sum() < 1.6
-    lookups = found[found["family"] == "embedding_forward"]
-    assert len(lookups) >= 5
-    assert 0.45 < lookups["kernel_us"].sum() / lookups["measured_us"].sum() < 1.6

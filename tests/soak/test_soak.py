@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,8 +14,8 @@ from pipeline.errors import InputError
 from soak import runner
 from soak.damage import damaged, strange_json
 from soak.kinds import KINDS
-from soak.runner import State, soak, table
-from soak.stand_ins import dying, sleeping
+from soak.runner import soak, table
+from soak.stand_ins import hangs_or_dies
 from soak.verdicts import Case, difference, judge
 
 QUICK = ("traces", "tables", "yaml")
@@ -95,24 +96,12 @@ def test_a_seed_makes_the_same_damage_again() -> None:
     assert value == {"a": [1, {"b": 2}], "c": "x"}
 
 
-def test_a_case_that_hangs_is_counted_and_the_rest_runs_in_another_process(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(runner, "work", sleeping)
-    monkeypatch.setattr(runner, "CASE_SECONDS", 1.0)
-    state = soak(State(seed=1, cases=3), tmp_path / "state.json", lambda _: None)
-    assert state.counts == {"traces": {"refused": 2, "hang": 1}}
-    assert [failure["case"] for failure in state.failures] == [1]
-    assert State.load(tmp_path / "state.json") == state
-    assert "| profiler traces (both readers) | 3 | 2 | 0 | 1 |" in table(state)
-
-
-def test_a_process_that_dies_is_counted_and_a_stopped_soak_goes_on(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(runner, "work", dying)
-    state = soak(State(seed=1, cases=2), tmp_path / "state.json", lambda _: None)
-    assert state.counts == {"traces": {"accepted": 1, "died": 1}}
-    again = State.load(tmp_path / "state.json")
-    again.cases = 4
-    assert soak(again, None, lambda _: None).counts == {"traces": {"accepted": 2, "died": 2}}
+def test_a_case_that_hangs_and_one_that_ends_its_process_are_counted(monkeypatch: Any) -> None:
+    monkeypatch.setattr(runner, "CASE_SECONDS", 0)
+    monkeypatch.setattr(runner, "SETUP_SECONDS", 10)
+    said: list[str] = []
+    tally = soak(1, range(5), said.append, hangs_or_dies)
+    outcomes = sum(tally.counts.values(), Counter[str]())
+    assert outcomes == {"refused": 3, "hang": 1, "died": 1}
+    assert [line.split()[1] for line in tally.failures] == ["1", "3"] and said == tally.failures
+    assert "| all | 5 | 3 | 0 | 2 |" in table(tally)
