@@ -138,6 +138,8 @@ class Prediction:
     """Per operator and device call, in the `prediction` schema."""
     parameters: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     """Number of parameters that each module holds itself, by its path; kept with `calls`."""
+    kept_bytes: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    """Bytes of what the forward pass of each module makes for the backward pass, by its path (`Memory.kept`)."""
     draws_us: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """Step time of each draw of its errors, shape (draws,). Draws of two predictions on one GPU are pairs."""
     drawn: Drawn | None = field(default=None, repr=False, compare=False)

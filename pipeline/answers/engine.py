@@ -332,6 +332,7 @@ class Engine:
             simulated.prediction,
             calls=timeline.to_frame(calls),
             parameters=parts.parameters,
+            kept_bytes=parts.memory.kept,
             drawn=simulated.drawn,
             on_host=partial(self._on_host, question),
         )

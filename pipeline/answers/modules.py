@@ -22,7 +22,7 @@ COMMUNICATION, OUTSIDE = "communication", "outside modules"
 
 COLUMNS = (
     "module", "depth", "parameters", "forward_us", "backward_us", "active_us", "share", "flops",
-    "peak_share", "bytes", "evidence", "kernels",
+    "peak_share", "bytes", "kept_bytes", "evidence", "kernels",
 )  # fmt: skip
 """Columns of `module_table`."""
 
@@ -35,7 +35,7 @@ def module_table(prediction: Prediction) -> pd.DataFrame:
         `forward_us` and `backward_us`, device time of each pass, and `active_us`, their sum (for `inputs`, `loss` and
         `optimizer` too); `share` of the step time.
         `flops` that products execute; `peak_share`, these over the time and the GPU's datasheet peak for their dtype, null
-        without products; `bytes` read and written.
+        without products; `bytes` read and written; `kept_bytes`, what its forward pass makes and keeps for the backward pass.
         `evidence`, share of the device time by kind of evidence; `kernels`, number of device calls.
         `active_us` of the rows with depth 0 adds up to the prediction's.
 
@@ -114,17 +114,19 @@ def _within(modules: pd.Series, path: str) -> Flags:
     return inside
 
 
+def _sum_within(of: Mapping[str, int], path: str) -> int:
+    """Sum of what is known of a module and those in it, by path."""
+    return sum(value for name, value in of.items() if name == path or name.startswith(f"{path}."))
+
+
 def _row(path: str, calls: pd.DataFrame, p: Prediction) -> dict[str, Any]:
     us, back = calls["us"].to_numpy(), calls["back"].to_numpy(bool)
     total, ideal = float(us.sum()), float(calls["ideal_us"].sum())
     evidence = calls.groupby("evidence", sort=False)["us"].sum().sort_values(ascending=False)
-    held = sum(
-        count for name, count in p.parameters.items() if name == path or name.startswith(f"{path}.")
-    )
     return {
         "module": path,
         "depth": path.count("."),
-        "parameters": held,
+        "parameters": _sum_within(p.parameters, path),
         "forward_us": float(us[~back].sum()),
         "backward_us": float(us[back].sum()),
         "active_us": total,
@@ -132,6 +134,7 @@ def _row(path: str, calls: pd.DataFrame, p: Prediction) -> dict[str, Any]:
         "flops": float(calls["flops"].sum()),
         "peak_share": ideal / total if ideal and total else None,
         "bytes": float(calls["bytes"].sum()),
+        "kept_bytes": _sum_within(p.kept_bytes, path),
         "kernels": len(calls),
         "evidence": (
             {str(kind): float(value) / total for kind, value in evidence.items()} if total else {}

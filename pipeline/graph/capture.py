@@ -195,7 +195,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
             state.nbytes for state in state_tensors(others)
         )
         with reads:
-            memory = memory_need(step, states, others)
+            memory = memory_need(step, states, others, paths)
         if memory.peak > MAX_STEP_BYTES:
             raise InputError(
                 f"the step needs {memory.peak / 1e12:,.0f} TB of memory, more than any machine has;"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipeline.as_on_cuda.emulation import run_as_on_cuda
@@ -24,6 +24,7 @@ from pipeline.as_on_cuda.optimizers import state_tensors
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.as_on_cuda.torch_names import TorchDispatchMode, storage_id, tree_leaves
+from pipeline.graph.step_modules import module_calls_marked
 from pipeline.graph.table import Memory
 from pipeline.workloads import make_step
 from pipeline.workloads.training_step import Step
@@ -47,15 +48,19 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         apart: tensors that are counted elsewhere (weights, optimizer states) or are not on the device (a batch of fake tensors).
+        running: paths of the modules that run now, the innermost last (`module_calls_marked`).
     """
 
-    def __init__(self, apart: Iterable[Tensor] = ()) -> None:
+    def __init__(self, apart: Iterable[Tensor] = (), running: Sequence[str] = ("",)) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         own = [own_part(tensor) for tensor in apart]
         self._apart = {storage_id(tensor) for tensor in own if _is_counted(tensor)}
         self._earlier: list[int] = []
         self._alive: dict[int, int] = {}
         """Bytes of each storage that is alive, by its identity."""
+        self._running = running
+        self._makers: dict[int, str] = {}
+        """Path of the module that made each storage that is alive, by its identity."""
         self._patches = ExitStack()
         self._changes: list[int] = []
         self._frees: list[bool] = []
@@ -107,10 +112,12 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._note(storage.nbytes(), False)
             self.added += storage.nbytes()
+            self._makers[key] = self._running[-1]
         weakref.finalize(storage, partial(self._drop, key, made_earlier)).atexit = False
 
     def _drop(self, key: int, made_earlier: bool) -> None:
         size = self._alive.pop(key)
+        self._makers.pop(key, None)
         self.added -= 0 if made_earlier else size
         self._note(-size, True)
 
@@ -129,6 +136,13 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, change: int, frees: bool) -> None:
         self._changes.append(change)
         self._frees.append(frees)
+
+    def made(self) -> dict[str, int]:
+        """Bytes alive now of what the body has made, by the module that made it."""
+        sums: dict[str, int] = {}
+        for key, path in self._makers.items():
+            sums[path] = sums.get(path, 0) + self._alive[key]
+        return sums
 
     @property
     def peaks(self) -> list[int]:
@@ -153,30 +167,32 @@ def _is_counted(tensor: Tensor) -> bool:
     return is_empty(tensor) and tensor.layout == torch.strided
 
 
-def memory_need(step: Step, optimizer: int, others: Sequence[Optimizer] = ()) -> Memory:
+def memory_need(
+    step: Step,
+    optimizer: int,
+    others: Sequence[Optimizer] = (),
+    paths: Mapping[nn.Module, str] | None = None,
+) -> Memory:
     """The memory need of a step that ran before: it is run once more, as on CUDA.
 
     Args:
         step: the step, on the meta device or of fake tensors.
         optimizer: bytes of optimizer state.
         others: optimizers that the step made itself.
+        paths: of the modules of the step, to say which keeps how much.
     """
     buffers = [buffer for module in step.modules for buffer in module.buffers()]
     states = state_tensors([*step.optimizers, *others])
     pool = [tensor for batch in step.pool for tensor in batch]
-    live = LiveMemory(
-        [
-            *step.parameters(),
-            *step.in_kernel,
-            *buffers,
-            *states,
-            *pool,
-        ]
-    )
-    saved: list[int] = []
-    with run_as_on_cuda(), live:
+    apart = [*step.parameters(), *step.in_kernel, *buffers, *states, *pool]
+    saved: list[tuple[int, dict[str, int]]] = []
+    with (
+        run_as_on_cuda(),
+        module_calls_marked(paths or {}) as running,
+        LiveMemory(apart, running) as live,
+    ):
         live.hold([weight.grad for weight in step.parameters()], made_earlier=True)
-        step.after_forward = lambda: saved.append(live.added)
+        step.after_forward = lambda: saved.append((live.added, live.made()))
         step.run(0)
         step.after_forward = nullcontext
     kept = step.parameters_bytes + step.buffers_bytes
@@ -191,7 +207,7 @@ def memory_need(step: Step, optimizer: int, others: Sequence[Optimizer] = ()) ->
         step.input_bytes,
         live.blocks,
         max(peaks),
-        saved[0] if saved else 0,
+        *(saved[0] if saved else (0, {})),
         peaks,
     )
 

@@ -21,11 +21,14 @@ AS_WRITTEN = "torch.compile: predicted is the code as it is written"
 
 
 @contextmanager
-def module_calls_marked(paths: Mapping[nn.Module, str]) -> Iterator[None]:
+def module_calls_marked(paths: Mapping[nn.Module, str]) -> Iterator[Sequence[str]]:
     """While the body runs, calls of modules write their marks (`pipeline.graph.execution_trace.MODULE_MARK`).
 
     Args:
         paths: of the known modules; another one is named by its class, below the module that calls it.
+
+    Yields:
+        The paths of the modules that run now, the innermost last, after an empty one.
     """
     from torch import nn
     from torch.profiler import record_function
@@ -47,7 +50,7 @@ def module_calls_marked(paths: Mapping[nn.Module, str]) -> Iterator[None]:
             mark()
 
     with replaced(nn.Module, __call__=call):
-        yield
+        yield running
 
 
 def module_paths(models: Sequence[nn.Module]) -> dict[nn.Module, str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -182,6 +182,8 @@ class Memory:
     """The most that is alive at once, weights and optimizer state included: what `torch.cuda.max_memory_allocated` says."""
     saved: int = 0
     """What a forward pass leaves for its backward pass: activations of one micro-batch."""
+    kept: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """`saved` by path of the module whose forward pass made it; outside modules the path is empty."""
     peaks: tuple[int, ...] = field(default=(), compare=False, repr=False)
     """In a step that was just captured: the bytes alive each time before something is freed."""
 
@@ -190,8 +192,8 @@ class Memory:
         """What the peak holds beside weights, optimizer state and inputs: activations, temporaries and gradients."""
         return self.peak - self.parameters - self.optimizer - self.inputs
 
-    def facts(self) -> dict[str, int]:
-        """The numbers that a file keeps."""
+    def facts(self) -> dict[str, Any]:
+        """What a file keeps."""
         return {name: value for name, value in vars(self).items() if name != "peaks"}
 
 

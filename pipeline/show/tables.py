@@ -148,7 +148,7 @@ def by_module(modules: pd.DataFrame, prediction: Prediction, depth: int) -> Rend
     """
     trains = bool((modules["backward_us"] > 0).any())
     times = ("forward\nms", "backward\nms") if trains else ("time\nms",)
-    numbers = ("params\nM", *times, "of\nstep", "of\npeak", "bytes\nGB")
+    numbers = ("params\nM", *times, "of\nstep", "of\npeak", "bytes\nGB", "kept\nMiB")
     rows = [
         (int(row["depth"]), row["module"].split(".")[-1], _module_cells(row, trains))
         for row in modules[modules["depth"] <= depth].to_dict("records")
@@ -157,7 +157,9 @@ def by_module(modules: pd.DataFrame, prediction: Prediction, depth: int) -> Rend
         dict(zip(("module", *numbers, "evidence"), ("  " * level + name, *cells), strict=True))
         for level, name, cells in _equal_merged(rows, 0)
     ]
-    table = Catalogue(cells, optional=("bytes\nGB", "params\nM"), folded=(), right=numbers)
+    table = Catalogue(
+        cells, optional=("bytes\nGB", "params\nM", "kept\nMiB"), folded=(), right=numbers
+    )
     deepest = modules["depth"].max()
     deeper = (
         f" Deeper modules are in the rows above them; --depth {deepest} shows all."
@@ -184,6 +186,7 @@ def _module_cells(row: Mapping[Any, Any], trains: bool) -> tuple[str, ...]:
         f"{row['share']:.1%}",
         peak,
         three_digits(row["bytes"] / 1e9),
+        three_digits(row["kept_bytes"] / 2**20) if row["kept_bytes"] else "",
         shares(row["evidence"]).split(",")[0],
     )
 

@@ -87,6 +87,19 @@ def test_what_runs_again_is_executed_and_does_not_count_for_the_model(net: Predi
     )
 
 
+def test_a_module_keeps_its_result_unless_it_is_computed_again(net: Prediction) -> None:
+    """The second layer of the body needs the result of the first, the last layer that of the body."""
+    result = 4 * 64 * BATCH
+    plain, again = (p.modules.set_index("module")["kept_bytes"] for p in (net, of_net(again=True)))
+    assert plain[["Net", "Net.body", "Net.body.0", "Net.last"]].tolist() == [
+        2 * result,
+        2 * result,
+        result,
+        0,
+    ]
+    assert again[["Net.body", "Net.body.0"]].tolist() == [result, 0]
+
+
 def test_a_row_has_all_that_is_in_it_and_the_outer_rows_add_up_to_the_active_time(
     net: Prediction,
 ) -> None:
