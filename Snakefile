@@ -4,7 +4,6 @@
 #   snakemake --config gpu=V100 model=dlrm_default
 #   snakemake --config gpu=V100,P100 model=dlrm_default,dlrm_ddp batch_size=512,2048
 #   snakemake --config experiment=paper_dlrm -- figures
-#   snakemake --config plan=samples_per_dollar gpu='glob(*)' model=dlrm_ddp batch_size=512,2048 -- plan
 
 from pipeline.answers.who_answers import Source
 from pipeline.flow import Flow
@@ -20,7 +19,6 @@ include: "workflow/rules/kernels.smk"
 include: "workflow/rules/overheads.smk"
 include: "workflow/rules/predict.smk"
 include: "workflow/rules/report.smk"
-include: "workflow/rules/plan.smk"
 
 
 if is_checkout():
@@ -42,7 +40,7 @@ localrules:
 rule all:
     default_target: True
     input:
-        rules.plan.output.table if FLOW.plan.asked else rules.summary.output.table,
+        rules.summary.output.table,
         FLOW.of_points("events.parquet", "local"),
 
 

@@ -20,13 +20,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from pipeline.answers.answer_files import write_answers
 from pipeline.answers.engine import STEPS, engine
-from pipeline.answers.memory_fit import estimated_largest_batch
+from pipeline.answers.memory_fit import largest_batch
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
 from pipeline.prices import no_price, price_of
 from pipeline.question.question import Question, ask, expand
 from pipeline.readable import distinct
-from pipeline.show.comparison import Comparison, compared, design
+from pipeline.show.comparison import Comparison, compared
 from pipeline.show.comparison_columns import Order, best_first
 from pipeline.show.figures.board import check_file, save_as
 from pipeline.show.tables import by_module, console, show_one
@@ -267,8 +267,7 @@ def compare(
     comparison = compared(questions, answers, answering)
     if page is not None:
         comparison.write_page(page)
-    largest, estimated = _largest_batches(questions, comparison.predictions)
-    comparison = replace(comparison, largest=largest, estimated=estimated)
+    comparison = replace(comparison, largest=_largest_batches(questions))
     if sort is not None:
         ordered = best_first(comparison.predictions, sort)
         comparison = replace(comparison, predictions=ordered)
@@ -290,7 +289,6 @@ def _facts(comparison: Comparison) -> tuple[dict[str, Any], list[dict[str, Any]]
         "predictions": rows,
         "unpredicted": refused,
         "largest_batch": comparison.largest,
-        "largest_batch_estimated": sorted(comparison.estimated),
         "hosts": comparison.one_host.note,
         "ties": {f"{model}, {what}": t.as_dict() for (model, what), t in comparison.ties.items()},
     }
@@ -299,20 +297,16 @@ def _facts(comparison: Comparison) -> tuple[dict[str, Any], list[dict[str, Any]]
     return facts, [*rows, *refused]
 
 
-def _largest_batches(
-    questions: Sequence[Question], predictions: Sequence[Prediction]
-) -> tuple[dict[str, int | None], frozenset[str]]:
-    """The largest batch of each GPU, model and variant, and those for which it is an estimate."""
-    # exact where a step does not fit, because its prediction searched for what does
-    exact = {design(p): p.largest_batch for p in predictions if not p.fits}
-    estimates: dict[str, int | None] = {}
+def _largest_batches(questions: Sequence[Question]) -> dict[str, int | None]:
+    """The largest batch of each GPU, model and variant."""
+    found: dict[str, int | None] = {}
     with working("searching for the largest batches"):
         for question in questions:
             key = f"{question.gpu.name}/{question.model}/{question.variant}"
-            if key not in exact | estimates:
+            if key not in found:
                 with suppress(SteptimeError):  # the step cannot be captured at another batch size
-                    estimates[key] = estimated_largest_batch(question, STEPS.memory_bytes)
-    return exact | estimates, frozenset(estimates)
+                    found[key] = largest_batch(question, STEPS.memory_bytes)
+    return found
 
 
 def main() -> None:

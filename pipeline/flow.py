@@ -7,16 +7,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.answers.plan import PlanRequest, space_of
 from pipeline.answers.who_answers import (
     HAS_MODELS,
     PUBLIC_KERNEL_GPUS,
@@ -31,7 +29,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.overheads.trace_overheads import PUBLIC_TRACES
 from pipeline.paths import CAMPAIGN, Artifacts, campaign_gpus, datasets_dir, measurements_dir
 from pipeline.prediction import Prediction
-from pipeline.question.compose import from_snakemake, parse_grid
+from pipeline.question.compose import from_snakemake
 from pipeline.question.question import LOCAL_GPU, Question, expand
 from pipeline.question.settings import KernelSettings, plain
 from pipeline.readable import distinct
@@ -63,12 +61,9 @@ class Flow:
     """Sorted, so that the same points asked in another order make the same files."""
     artifacts: Artifacts
     experiment: str = ""
-    plan: PlanRequest = field(default_factory=PlanRequest)
     started: float = field(default_factory=time.time)
     asked: tuple[Question, ...] = ()
     """The points in the order in which they were asked, for what is printed."""
-    space: tuple[str, ...] = ()
-    """The overrides that describe the points, sorted."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Flow:
@@ -77,28 +72,23 @@ class Flow:
             root = _usable(str(config.get("results") or "results"))
             _check_named("STEPTIME_DATASETS", "", "none")
             _check_named("STEPTIME_MEASUREMENTS", "")
-            plan = PlanRequest.of(config)
-            space = plan.without(config)
-            space.pop("results", None)
-            texts = from_snakemake(space)
+            texts = from_snakemake(
+                {key: value for key, value in config.items() if key != "results"}
+            )
             read, *_ = own_terms(texts)
             if unread := [text for text in texts if text not in read]:
                 raise InputError(
                     f"{unread[0]}: a run of the pipeline reads prices.yaml alone (docs/prices.md)"
                 )
-            points = tuple(space_of(texts, plan.limits) if plan.asked else expand(texts))
+            points = tuple(expand(texts))
             for name in {name for point in points for name in point.kernels.families}:
                 family(name)  # an unknown one is an error here, not in a job
-            if plan.asked and any(point.local for point in points):
-                raise InputError("plan predicts points: name GPUs instead of gpu=local")
             named = Path(str(config.get("experiment") or "")).stem
             return cls(
                 tuple(sorted(points, key=key_of)),
                 Artifacts(root),
                 re.sub(r"[^A-Za-z0-9_-]+", "-", named),
-                plan,
                 asked=points,
-                space=sorted_space(texts),
             )
         except SteptimeError as error:
             print(f"steptime: {error}", file=sys.stderr)
@@ -115,38 +105,8 @@ class Flow:
         if len(self.points) == 1:
             p = self.points[0]
             return f"{p.gpu.name}-{p.model}-{p.variant}-b{p.batch_size}"
-        return f"{self.experiment or f'{len(self.points)}-points'}-{self._digest()}"
-
-    def _digest(self, more: str = "") -> str:
-        """Hash of the points, and of what else decides a result."""
-        keys = repr(list(map(key_of, self.points))) + more
-        return hashlib.sha256(keys.encode()).hexdigest()[:8]
-
-    @cached_property
-    def plan_files(self) -> str:
-        """Path of a plan's files without suffix: objective, number of points, and a hash of these and of the constraints."""
-        digest = self._digest(repr(self.plan.limits))
-        return self.artifacts.plan(f"{self.plan.objective}-{len(self.points)}-points-{digest}")
-
-    def models_of_plan(self, _wildcards: Any) -> list[str]:
-        """Input function: the fitted families of all GPUs of a plan."""
-        paths = (path for at in self._devices for path in self.models_of_point(at))
-        return distinct(paths)
-
-    def overheads_of_plan(self, _wildcards: Any) -> list[str]:
-        """Input function: the overhead statistics of all hosts of a plan."""
-        return distinct(self.overheads_of_point(at) for at in self._devices)
-
-    @cached_property
-    def _devices(self) -> list[SimpleNamespace]:
-        """Wildcards of a point for each GPU and method."""
-        points = {(p.gpu.name, p.host, p.kernels, p.overheads): p for p in self.points}
-        return [wildcards_of(point) for point in points.values()]
-
-    def files_of_plan(self) -> dict[str, str]:
-        """Digests of the files that the workloads of a plan name, such as the user's own module."""
-        workloads = {point.workload for point in self.points}
-        return dict(chain(*(file_digests(each.plain()).items() for each in workloads)))
+        digest = hashlib.sha256(repr(list(map(key_of, self.points))).encode()).hexdigest()[:8]
+        return f"{self.experiment or f'{len(self.points)}-points'}-{digest}"
 
     def point(self, wildcards: Any) -> Question:
         """The point that a rule's wildcards name.
@@ -346,13 +306,6 @@ class Flow:
 def key_of(point: Question) -> tuple[str, str, str, int]:
     """What names the folder of a point's artifacts."""
     return point.gpu.name, point.model, point.variant, point.batch_size
-
-
-def sorted_space(texts: Sequence[str]) -> tuple[str, ...]:
-    """Overrides in one order, and the values of each too: in any order they describe the same points."""
-    parsed = [sorted(single.text for (single,) in parse_grid([text])) for text in texts]
-    pairs = [[text.partition("=")[::2] for text in values] for values in parsed]
-    return tuple(sorted(f"{of[0][0]}={','.join(value for _, value in of)}" for of in pairs))
 
 
 def in_campaign(point: Question) -> bool:

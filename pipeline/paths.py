@@ -181,10 +181,6 @@ class Artifacts:
         file = "overheads" if choice == "shared" else f"overheads-{choice}"
         return f"{self.root}/{gpu}/{file}.parquet"
 
-    def plan(self, name: str) -> str:
-        """Files of a plan, without suffix."""
-        return f"{self.root}/plans/{name}"
-
     @property
     def tracking(self) -> str:
         """Folder of the MLflow database and its artifacts."""

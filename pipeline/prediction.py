@@ -60,6 +60,9 @@ class Drawn(Protocol):
     def calls(self) -> pd.DataFrame:
         """Device calls, `calls` schema."""
 
+    def step_us(self) -> npt.NDArray[np.float64]:
+        """The step time of each draw, µs, shape (draws,)."""
+
     def parts(self) -> dict[str, npt.NDArray[np.float64]]:
         """Time of each part of the step in each draw, µs, shape (draws,)."""
 
@@ -102,7 +105,7 @@ class Prediction:
     device_bound_from: float | None = None
     """How many times as fast the host must be for a host-bound step to become device-bound; None where no speed suffices."""
     largest_batch: int | None = None
-    """The largest batch that fits, for a step that does not; None where not even one sample fits."""
+    """About the largest batch that fits, for a step that does not; None where none is known to."""
     fitting_gpus: tuple[str, ...] = ()
     """GPUs on which a step fits that does not fit its own, by memory."""
     fitting_change: str = ""
@@ -252,8 +255,12 @@ class Prediction:
         """Difference from the default prediction: its overrides, or the variant where they are not known."""
         if self.variant == "default":
             return ""
-        texts = (text.removeprefix("+").removeprefix("model.") for text in self.overrides)
-        return " ".join(texts) or self.variant
+        return " ".join(self.options) or self.variant
+
+    @property
+    def options(self) -> list[str]:
+        """Its overrides without the section of the model."""
+        return [text.removeprefix("+").removeprefix("model.") for text in self.overrides]
 
     @property
     def own_name(self) -> str:

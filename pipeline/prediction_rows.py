@@ -170,7 +170,7 @@ def _unmodelled(p: Prediction) -> str:
 
 def _what_fits(p: Prediction) -> str:
     most = p.largest_batch
-    batch = "not even a batch of 1" if most is None else f"a batch of {most:,}"
+    batch = "no smaller batch" if most is None else f"a batch of {most:,}"
     named, more = p.fitting_gpus[:NAMED_GPUS], len(p.fitting_gpus) - NAMED_GPUS
     others = f"{', '.join(named) or 'no other GPU'}{f' and {more} more' if more > 0 else ''}"
     change = p.fitting_change and f"; this batch on these GPUs with {p.fitting_change}"

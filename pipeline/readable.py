@@ -100,26 +100,6 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def counted(number: int) -> str:
-    """A number of things in a sentence, up to twelve as a word."""
-    words = [
-        "no",
-        "one",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "twelve",
-    ]
-    return words[number] if number < len(words) else f"{number:,}"
-
-
 UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
 """Units of time, in seconds."""
 

@@ -140,14 +140,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         model_flops:f tflop_per_s:f mfu:f mfu_dtype:s peak_tflop_per_s:f mean_w:f joules_per_step:f
         samples_per_kwh:f clock_mhz:f power_limit_w:f clock_bound:s power_evidence:s rest_w:f electricity:f
     """),
-    # one row per point of a plan's front, and per point of its best; `rank` counts the best from 1
-    "plan": _schema("""
-        gpu:s model:s variant:s batch_size:i overrides:s accumulated:i step_us:f p10_us:f p90_us:f
-        samples_per_s:f memory_bytes:i bound:s evidence:s on_front:b
-        | tight:b rank:i host:s wins:f meets:f samples_per_dollar:f time_per_epoch_s:f cost_per_epoch:f
-        devices:i global_batch:i layout:s mean_w:f samples_per_kwh:f energy_per_epoch_kwh:f
-        clock_mhz:f clock_bound:s power_evidence:s
-    """),
 }
 
 _POINT = ("gpu", "model", "variant", "batch_size")

@@ -277,9 +277,8 @@ def _change(name: str, a_us: Any, b_us: Any, drawn: Mapping[str, Array]) -> Chan
 
 
 def _words(p: Prediction) -> list[str]:
-    options = [text.removeprefix("+").removeprefix("model.") for text in p.overrides]
     batch = [] if p.traced and p.batch_size == 1 else [f"batch {p.batch_size}"]
-    return [p.model, p.gpu, *batch, *options]
+    return [p.model, p.gpu, *batch, *p.options]
 
 
 def _names(a: Prediction, b: Prediction) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from pipeline.answers.kernel_predictor import on_slowest_card
 from pipeline.answers.limited_step import (
     Stages,
     limited,
@@ -40,7 +41,6 @@ from pipeline.answers.step_prediction import (
     calls_of_all,
     kernel_times,
     load_walk_if_it_pays,
-    on_slowest_card,
     predict_step,
 )
 from pipeline.errors import SteptimeError

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,26 @@ TIMES = ("predicted_us", "kernel_us", "p10_us", "p90_us", "latency_p10_us", "lat
 def scaled(predicted: pd.DataFrame, factor: Array) -> pd.DataFrame:
     """A prediction with all times of each call times a factor, shape (calls,)."""
     return predicted.assign(**{name: predicted[name] * factor for name in TIMES})
+
+
+CARD_SD = 0.015
+"""Standard deviation of the speed of equal cards. Over hundreds of cards of one kind in a cluster, times of the same work
+spread over 8 % on average (Sinha et al., arXiv:2208.11035); a range of so many normal values is 5.4 standard deviations."""
+
+
+def on_slowest_card(times: pd.DataFrame, calls: pd.DataFrame, devices: int) -> pd.DataFrame:
+    """Kernel times on the card for which the others of a step wait: the slowest of `devices` (its expected value, after Blom).
+
+    Args:
+        times: of each call on a usual card, columns as of `KernelPredictor.predict`.
+        calls: the calls. Times of collectives stay as they are: they are those of all cards together.
+        devices: number of cards.
+    """
+    if devices == 1:
+        return times
+    slower = 1.0 + CARD_SD * NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25))
+    factor = np.where(calls["family"] == "collective", 1.0, slower)
+    return scaled(times, factor)
 
 
 PREDICTED = {

@@ -6,7 +6,6 @@ Each point has a time and, where its GPU has a price, a cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,6 @@ from pipeline.question.layouts import layouts_of
 from pipeline.question.question import Question, expand
 from pipeline.readable import number_of, seconds
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
-
-OBJECTIVE = "plan"
-"""Key of the objective. A run with it plans, and predicts no grid."""
-
 
 CONSTRAINTS: Mapping[str, tuple[str, Callable[[str], float | int]]] = {
     "samples": ("samples", lambda text: int(number_of(text))),
@@ -50,37 +45,13 @@ def read_limit(key: str, value: object) -> Any:
         raise InputError(f"{key}={value}: give a number") from None
 
 
-@dataclass(frozen=True)
-class PlanRequest:
-    """Objective and constraints of a plan."""
+def limits_of(given: Mapping[str, object]) -> Limits:
+    """The constraints of texts by key of `CONSTRAINTS`; None is no constraint.
 
-    objective: Objective = Objective.samples_per_s
-    limits: Limits = field(default_factory=Limits)
-    asked: bool = False
-    """Whether the run has an objective."""
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> PlanRequest:
-        """From `--config` values; other keys than those of a plan are ignored.
-
-        Raises:
-            InputError: a value makes no sense, or there are constraints without an objective.
-        """
-        constraints = {key: config[key] for key in CONSTRAINTS if config.get(key) is not None}
-        if OBJECTIVE not in config:
-            if constraints:
-                raise InputError(
-                    f"{next(iter(constraints))}=...: this constrains a plan: give"
-                    " plan=OBJECTIVE too"
-                )
-            return cls()
-        limits = Limits(**{CONSTRAINTS[k][0]: read_limit(k, v) for k, v in constraints.items()})
-        return cls(Objective.named(str(config[OBJECTIVE])), limits, True)
-
-    @staticmethod
-    def without(config: Mapping[str, Any]) -> dict[str, Any]:
-        """The `--config` values that describe the space."""
-        return {key: value for key, value in config.items() if key not in (OBJECTIVE, *CONSTRAINTS)}
+    Raises:
+        InputError: a value makes no sense.
+    """
+    return Limits(**{CONSTRAINTS[key][0]: read_limit(key, value) for key, value in given.items()})
 
 
 def space_of(overrides: Sequence[str], limits: Limits) -> list[Question]:
@@ -148,8 +119,7 @@ def make_plan(
         raise InputError("the space is empty: give at least gpu=... and model=...")
     if objective.endswith("_per_epoch") and limits.samples is None:
         raise InputError(f"{objective}: give the --samples of an epoch")
-    answering = engine(results)
-    search = Search(objective, limits, answering, on_progress)
+    search = Search(objective, limits, engine(results), on_progress)
     contenders, front, tie = search.run(points)
     return Plan(
         objective,
@@ -162,10 +132,6 @@ def make_plan(
         search.predicted,
         search.currency,
         search.prices,
-        host_note(
-            [choice.question for choice in contenders],
-            [choice.prediction for choice in contenders],
-            answering,
-        ),
+        host_note([choice.question for choice in contenders]),
         tie,
     )

@@ -16,23 +16,23 @@ import pandas as pd
 
 from pipeline.answers.drawn_step import drawn_times, parts_of_timeline
 from pipeline.answers.scheduled_step import Piece
-from pipeline.answers.step_errors import ErrorSources, StepErrors, interval
+from pipeline.answers.step_errors import ErrorSources, StepErrors
 from pipeline.answers.step_prediction import (
     SimulatedStep,
-    answer_fields,
+    answered,
     arithmetic_of,
     device_time,
     memory_fields,
     several_gpus,
+    timeline_fields,
 )
 from pipeline.arrays import Array, Ints
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory
-from pipeline.prediction import Prediction
 from pipeline.question.embedding_tables import spreads
 from pipeline.question.question import Question
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Program
-from pipeline.simulate.program_changes import as_asked, device_bound_from
+from pipeline.simulate.program_changes import as_asked
 from pipeline.simulate.ranks import Role, simulate_ranks
 from pipeline.simulate.timeline import Timeline
 
@@ -201,36 +201,24 @@ def predict_roles(
     assert question.ranks is not None
     piece, program = step.pieces[slowest], step.programs[slowest]
     timeline, last = step.central
-    step_us = float(timeline.step_us[0])
     draws = RoleDraws(step) if with_interval else None
-    draws_us = draws.step_us() if draws else None
-    low, high = (step_us, step_us) if draws_us is None else interval(draws_us, step_us)
-    device = device_time([(piece.step, piece.predicted, piece.central_us)])
     memory = stage_memory(
         [one.step.memory for one in step.pieces], question.ranks, question.workload
     )
-    need = needed_bytes(memory, question.gpu)
-    several = several_gpus(question.ranks, *timeline.communication_us)
-    prediction = Prediction(
-        **answer_fields(question, piece.step, device),
-        **memory_fields(question.gpu, need),
-        **device,
+    prediction = answered(
+        question,
+        piece.step,
+        device_time([(piece.step, piece.predicted, piece.central_us)]),
+        draws,
+        **memory_fields(question.gpu, needed_bytes(memory, question.gpu)),
+        **timeline_fields(timeline, program, piece.central_us if with_interval else None),
         arithmetic=arithmetic_of(question.gpu, piece.step.model_flops),
-        predicted_us=step_us,
-        active_us=float(timeline.active_us[0]),
-        host_us=float(timeline.host_us[0]),
-        p10_us=low,
-        p90_us=high,
-        host_evidence=program.host_shares,
-        bound=timeline.bound,
         several=replace(
-            several, imbalance=step.imbalance, sharding=question.ranks.parallel.sharding
+            several_gpus(question.ranks, *timeline.communication_us),
+            imbalance=step.imbalance,
+            sharding=question.ranks.parallel.sharding,
         ),
         models_from=folders,
-        draws_us=draws_us,
     )
-    if with_interval and timeline.bound == "host":
-        bound_from = device_bound_from(program, piece.central_us)
-        prediction = replace(prediction, device_bound_from=bound_from)
     other = (len(step.pieces) - 1, last) if slowest < len(step.pieces) - 1 else None
     return SimulatedStep(prediction, timeline, draws, slowest, other)

@@ -16,15 +16,11 @@ import numpy as np
 import pandas as pd
 
 from pipeline.answers.drawn_step import drawn_times, parts_of_step
-from pipeline.answers.step_errors import (
-    ErrorSources,
-    StepErrors,
-    interval,
-)
+from pipeline.answers.step_errors import ErrorSources, StepErrors
 from pipeline.answers.step_prediction import (
     SimulatedStep,
     StepParts,
-    answer_fields,
+    answered,
     arithmetic_of,
     device_time,
     memory_fields,
@@ -35,7 +31,6 @@ from pipeline.graph.device_calls import calls_table
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory, widened_gradients
 from pipeline.hardware.rank_layout import Groups
 from pipeline.hardware.stages import held_pieces, of_part
-from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.question.several_gpus import Ranks
 from pipeline.simulate.critical_path import simulate
@@ -360,25 +355,21 @@ def predict_scheduled(
     waits = step_us - float(without_host.step_us[0])
     bounds = {"host": waits, "communication": exposed, "device": step_us - waits - exposed}
     draws = ScheduledDraws(step) if with_interval else None
-    draws_us = draws.step_us() if draws else None
-    low, high = (step_us, step_us) if draws_us is None else interval(draws_us, step_us)
-    device = step.device_time()
     memory = stage_memory([piece.step.memory for piece in step.pieces], ranks, question.workload)
-    prediction = Prediction(
-        **answer_fields(question, first.step, device),
+    prediction = answered(
+        question,
+        first.step,
+        step.device_time(),
+        draws,
         **memory_fields(question.gpu, needed_bytes(memory, question.gpu)),
-        **device,
         arithmetic=arithmetic_of(question.gpu, step.model_flops()),
         predicted_us=step_us,
         active_us=active,
         host_us=host_us,
-        p10_us=low,
-        p90_us=high,
         host_evidence=first.program.host_shares,
         bound=max(bounds, key=lambda name: bounds[name]),
         several=several_gpus(ranks, moved, exposed),
         models_from=folders,
-        draws_us=draws_us,
         stages=central.table if ranks.parallel.pp > 1 else None,
     )
     return SimulatedStep(prediction, simulate(first.program, first.central_us), draws)

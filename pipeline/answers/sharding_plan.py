@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.answers.engine import Answer, Engine, engine
+from pipeline.answers.engine import Answer, engine
 from pipeline.arrays import Array
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
@@ -114,16 +114,13 @@ def plan_sharding(gpu: str, model: str, **overrides: Any) -> ShardingPlan:
 
 
 def find_sharding(
-    overrides: Sequence[str],
-    on_plan: Callable[[str], object] | None = None,
-    using: Engine | None = None,
+    overrides: Sequence[str], on_plan: Callable[[str], object] = lambda _: None
 ) -> ShardingPlan:
     """Find the fastest plan of the tables of a step.
 
     Args:
         overrides: of one point on several GPUs; `parallel=hybrid` may be left out.
         on_plan: called with the name of each plan before it is simulated.
-        using: answers the questions; the usual engine if None.
 
     Raises:
         ConfigError: the step has no tables to spread, names its plan, or fits with no plan.
@@ -136,9 +133,8 @@ def find_sharding(
         raise ConfigError("devices=1: one GPU holds all tables; give devices=8, for example")
     answers: dict[str, Answer] = {}
     for name in PLANS:
-        if on_plan:
-            on_plan(name)
-        answers[name] = _answered(asked, name, using or engine())
+        on_plan(name)
+        answers[name] = _answered(asked, name)
     held = {n: a for n, a in answers.items() if a.prediction is not None and a.prediction.fits}
     if not held:
         tried = answers[AUTO].reason or "no plan fits the memory of these GPUs"
@@ -147,7 +143,7 @@ def find_sharding(
     return _found(best, answers)
 
 
-def _answered(asked: Question, name: str, using: Engine) -> Answer:
+def _answered(asked: Question, name: str) -> Answer:
     """The answer of a step with a plan."""
     assert asked.ranks is not None
     parallel = replace(asked.ranks.parallel, sharding=name)
@@ -156,7 +152,7 @@ def _answered(asked: Question, name: str, using: Engine) -> Answer:
         question = with_tables(question)
     except ConfigError as error:
         return Answer(question, error=error)
-    (answer,) = using.predict([question], with_interval=False)
+    (answer,) = engine().predict([question], with_interval=False)
     return answer
 
 

@@ -6,9 +6,8 @@ The interval comes from the errors of kernel and host times (`step_errors`): the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.kernel_predictor import (
     KernelPredictor,
     distinct_calls,
-    scaled,
     substitute_spread,
 )
 from pipeline.answers.step_errors import ErrorSources, StepErrors, interval
@@ -206,35 +204,62 @@ def predict_step(
         measured_us = None
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
     (timeline,) = simulate_ranks([Role(program, central_us, ranks=question.devices)])
-    step_us, bound = float(timeline.step_us[0]), timeline.bound
-    drawn = draws_us = None
-    low = high = step_us
-    if with_interval:
-        drawn = _drawn_step(question, step, predicted, program)
-        draws_us = drawn.step_us()
-        low, high = interval(draws_us, step_us)
+    drawn = _drawn_step(question, step, predicted, program) if with_interval else None
     ran = ~np.isnan(timeline.device_start[:, 0])
-    device = device_time([(step, predicted, np.where(ran, central_us, 0.0))])
-    prediction = Prediction(
-        **answer_fields(question, step, device),
+    prediction = answered(
+        question,
+        step,
+        device_time([(step, predicted, np.where(ran, central_us, 0.0))]),
+        drawn,
         **memory_fields(question.gpu, needed_bytes(step.memory, question.gpu)),
-        **device,
+        **timeline_fields(timeline, program, central_us if with_interval else None),
         arithmetic=arithmetic_of(question.gpu, step.model_flops),
-        predicted_us=step_us,
-        active_us=float(timeline.active_us[0]),
-        host_us=float(timeline.host_us[0]),
-        p10_us=low,
-        p90_us=high,
-        host_evidence=program.host_shares,
-        bound=bound,
         measured_us=measured_us,
         several=_several(question, timeline),
         models_from=folders,
+    )
+    return SimulatedStep(prediction, timeline, drawn)
+
+
+def answered(
+    question: Question,
+    step: StepParts,
+    device: Mapping[str, Any],
+    drawn: Drawn | None,
+    predicted_us: float,
+    **fields: Any,
+) -> Prediction:
+    """A prediction with its interval, from `fields` and those of `device_time`; without draws, p10 and p90 are the step time."""
+    draws_us = drawn.step_us() if drawn else None
+    low = high = predicted_us
+    if draws_us is not None:
+        low, high = interval(draws_us, predicted_us)
+    return Prediction(
+        **answer_fields(question, step, device),
+        **device,
+        **fields,
+        predicted_us=predicted_us,
+        p10_us=low,
+        p90_us=high,
         draws_us=draws_us,
     )
-    if with_interval and bound == "host":
-        prediction = replace(prediction, device_bound_from=device_bound_from(program, central_us))
-    return SimulatedStep(prediction, timeline, drawn)
+
+
+def timeline_fields(
+    timeline: Timeline, program: Program, central_us: Array | None
+) -> dict[str, Any]:
+    """Fields of a `Prediction` that a simulated step has; with the times of its calls also from which host on the GPU limits it."""
+    faster = None
+    if central_us is not None and timeline.bound == "host":
+        faster = device_bound_from(program, central_us)
+    return {
+        "predicted_us": float(timeline.step_us[0]),
+        "active_us": float(timeline.active_us[0]),
+        "host_us": float(timeline.host_us[0]),
+        "host_evidence": program.host_shares,
+        "bound": timeline.bound,
+        "device_bound_from": faster,
+    }
 
 
 def _drawn_step(
@@ -339,26 +364,6 @@ def device_time(pieces: Sequence[tuple[StepParts, pd.DataFrame, Array]]) -> dict
         if lost_us
         else {},
     }
-
-
-CARD_SD = 0.015
-"""Standard deviation of the speed of equal cards. Over hundreds of cards of one kind in a cluster, times of the same work
-spread over 8 % on average (Sinha et al., arXiv:2208.11035); a range of so many normal values is 5.4 standard deviations."""
-
-
-def on_slowest_card(times: pd.DataFrame, calls: pd.DataFrame, devices: int) -> pd.DataFrame:
-    """Kernel times on the card for which the others of a step wait: the slowest of `devices` (its expected value, after Blom).
-
-    Args:
-        times: of each call on a usual card, columns as of `KernelPredictor.predict`.
-        calls: the calls. Times of collectives stay as they are: they are those of all cards together.
-        devices: number of cards.
-    """
-    if devices == 1:
-        return times
-    slower = 1.0 + CARD_SD * NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25))
-    factor = np.where(calls["family"] == "collective", 1.0, slower)
-    return scaled(times, factor)
 
 
 def calls_of_all(steps: Iterable[StepParts]) -> tuple[pd.DataFrame, dict[int, Ints]]:

@@ -100,18 +100,14 @@ class TrackedTrace(Trace):
         except UnknownNameError:
             if self.gpu:
                 raise
-            device = self.device
-            near = nearest_gpu(self.metadata.get("deviceProperties"), device)
-            like = " (the nearest by multiprocessors and memory)" if near else ""
-            if near is None and device != UNNAMED and (near := nearest_name(device)):
-                like = " (the nearest name)"
-            say = (
-                f'say which GPU it is, load_trace(path, gpu="{near or "V100"}"){like}, for commands'
-                " gpu=NAME; "
-            )
-            named = f"no GPU file has the name {device}: {say if near else ''}"
-            named = named if device != UNNAMED else f"the trace does not name its GPU: {say}"
-            raise InputError(f"{self.path}: {named}{describe_gpu()}") from None
+            near = nearest_gpu(self.metadata.get("deviceProperties"), self.device)
+            near = near or nearest_name(self.device) or "NAME"
+            named = f"no GPU file has the name {self.device}"
+            named = "the trace does not name its GPU" if self.device == UNNAMED else named
+            raise InputError(
+                f'{self.path}: {named}: say which GPU it is, load_trace(path, gpu="{near}"), for'
+                f" commands gpu={near}; {describe_gpu()}"
+            ) from None
 
     @cached_property
     def _steps(self) -> _Steps:

@@ -13,7 +13,7 @@ from rich.text import Text
 from pipeline.answers.advice import Advice, advice_for
 from pipeline.answers.difference import Difference, signed
 from pipeline.answers.engine import Answer, engine, in_order
-from pipeline.answers.plan import CONSTRAINTS, OBJECTIVE, PlanRequest, make_plan, space_of
+from pipeline.answers.plan import CONSTRAINTS, limits_of, make_plan, space_of
 from pipeline.answers.plan_results import Objective
 from pipeline.answers.sharding_plan import find_sharding
 from pipeline.answers.step_changes import SAME
@@ -166,16 +166,16 @@ def plan(
             "the space is empty: give its axes, for example gpu=V100,A100 batch_size=512,1024"
         )
     typed = dict(text.split("=", 1) for text in given if text.partition("=")[0] in CONSTRAINTS)
-    request = PlanRequest.of({OBJECTIVE: objective, **typed, **constraints})
+    limits = limits_of({**typed, **constraints})
     given = [text for text in given if text.partition("=")[0] not in typed]
-    points = space_of(given, request.limits)
+    points = space_of(given, limits)
     check_file(figure, "--figure")
     with working("reading") as say:
 
         def on_progress(stage: str, done: int) -> None:
             say(f"{stage} {len(points):,} points, {done:,} done")
 
-        result = make_plan(request.objective, points, request.limits, on_progress, **results)
+        result = make_plan(Objective(objective), points, limits, on_progress, **results)
     if figure is not None:
         save_as(plan_front(result), figure)
     if not printed(as_json, as_csv, result.as_dict(), result.table().to_dict("records")):

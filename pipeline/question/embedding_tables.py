@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, first_line
 from pipeline.paths import project_dir
 from pipeline.question.sequence_lengths import mean_length
 
@@ -124,18 +124,10 @@ def _read_table_configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     where = f"model.table_configs={named}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        places = (
-            []
-            if named.is_absolute()
-            else list(dict.fromkeys(map(str, (Path.cwd(), project_dir()))))
-        )
-        raise ConfigError(
-            f"{where}: no such file{' in ' if places else ''}{' or '.join(places)}"
-        ) from None
     except (OSError, ValueError) as error:
+        folders = "" if named.is_absolute() else f" in {Path.cwd()} or {project_dir()}"
         raise ConfigError(
-            f"{where}: not a readable JSON file ({str(error).splitlines()[0]})"
+            f"{where}: no readable JSON file{folders} ({first_line(error)})"
         ) from None
     tables = content.get("tables") if isinstance(content, dict) else content
     if (
@@ -146,16 +138,11 @@ def _read_table_configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise ConfigError(f"{where}: not a list of tables with num_embeddings and pooling_factor")
     chosen = config.get("tables")
     picks = (
-        chosen
-        if isinstance(chosen, Sequence)
-        else list(range(len(tables) if chosen is None else chosen))
+        chosen if isinstance(chosen, Sequence) else range(len(tables) if chosen is None else chosen)
     )
-    for index in picks:
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tables):
-            raise ConfigError(
-                f"model.tables={chosen}: {named} has {len(tables)} tables, numbered 0 to"
-                f" {len(tables) - 1}"
-            )
-    if not picks:
-        raise ConfigError(f"model.tables={chosen}: give at least one table")
+    if not picks or not all(type(index) is int and 0 <= index < len(tables) for index in picks):
+        raise ConfigError(
+            f"model.tables={chosen}: {named} has {len(tables)} tables, numbered 0 to"
+            f" {len(tables) - 1}"
+        )
     return [tables[index] for index in picks]

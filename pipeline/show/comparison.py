@@ -42,7 +42,7 @@ from pipeline.show.explore_page import page_points, write_page
 from pipeline.show.figures.board import check_file
 from pipeline.show.figures.python_plots import draw_steps
 from pipeline.show.sentences import grid_title
-from pipeline.show.tables import Catalogue, console, interval, show_one, show_paths, values_of
+from pipeline.show.tables import Catalogue, console, interval, show_one, show_paths
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
@@ -67,8 +67,6 @@ class Comparison:
     predictions: Sequence[Prediction]
     largest: Mapping[str, int | None] = field(default_factory=dict)
     unpredicted: Sequence[Answer] = ()
-    estimated: frozenset[str] = frozenset()
-    """Keys of `largest` whose batch is an estimate; the others are exact."""
     one_host: OneHost = field(default_factory=OneHost)
     """The steps on one host, where their usual ones differ: stars, ties and titles compare these."""
     ties: Mapping[tuple[str, str], Tie] = field(default_factory=dict)
@@ -150,8 +148,7 @@ class Comparison:
         table = Catalogue(
             [dict(zip(heads, row, strict=True)) for row in cells],
             optional=[self._header(name) for name in left_out if name != PER_PRICE or self.prices],
-            folded=(),
-            copied="options",
+            folded=("options",),
             right=[head for head in heads if head not in WORDS],
             bold=[at for at, p in enumerate(self.predictions) if self._is_top(p)],
         )
@@ -225,10 +222,10 @@ class Comparison:
 
     def _settings(self, keys: Sequence[str]) -> Iterator[Text]:
         """A line for each model on what its rows are computed with: the host, or keys of `Prediction.asked`."""
-        for model in dict.fromkeys(p.model for p in self.predictions):
-            rows = [p for p in self.predictions if p.model == model]
-            named = [(p, own_options(p, shared_options(rows))) for p in rows]
-            if settings := [f"{key} {values}" for key in keys if (values := values_of(named, key))]:
+        for model in distinct(p.model for p in self.predictions):
+            used = [{"host": p.host, **p.asked} for p in self.predictions if p.model == model]
+            values = {key: distinct(filter(None, (each.get(key) for each in used))) for key in keys}
+            if settings := [f"{key} {' or '.join(of)}" for key, of in values.items() if of]:
                 yield Text(f"{model}: {', '.join(settings)}", style="dim")
 
     def _header(self, name: str) -> str:
@@ -290,9 +287,9 @@ class Comparison:
 
     def _largest_batch(self, p: Prediction) -> str:
         """The largest batch that fits; empty where nobody knows, as on this machine."""
-        key = design(p)
+        key = f"{p.gpu}/{p.model}/{p.variant}"
         if most := self.largest.get(key):
-            return f"{'≈ ' if key in self.estimated else ''}{most:,}"
+            return f"≈ {most:,}"
         return "" if p.gpu == LOCAL_GPU or key not in self.largest else "none"
 
     @cached_property
@@ -325,11 +322,6 @@ class Comparison:
             for key, found in values.items()
             if key[1] == THROUGHPUT or len(found) > 1
         }
-
-
-def design(p: Prediction) -> str:
-    """GPU, model and variant, as keys of the largest batches."""
-    return f"{p.gpu}/{p.model}/{p.variant}"
 
 
 def compare(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Comparison:

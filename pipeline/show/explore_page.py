@@ -43,7 +43,9 @@ def page_points(
             "model": p.model,
             "gpu": p.gpu,
             "dtype": p.asked.get("dtype", ""),
-            "options": _options(p),
+            "options": " ".join(
+                text for text in p.options if text != f"dtype={p.asked.get('dtype')}"
+            ),
             "batch": p.batch_size,
             "samples": p.global_batch,
             "us": p.predicted_us,
@@ -61,12 +63,6 @@ def page_points(
         }
         for p, usable in zip(predictions, usable_bytes, strict=True)
     ]
-
-
-def _options(p: Prediction) -> str:
-    """Options of a point without the dtype that it computes in, which is a choice of its own."""
-    words = [text.lstrip("+").removeprefix("model.") for text in p.overrides]
-    return " ".join(word for word in words if word != f"dtype={p.asked.get('dtype')}")
 
 
 def explore_part(points: Sequence[Mapping[str, Any]]) -> str:

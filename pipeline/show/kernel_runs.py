@@ -26,7 +26,6 @@ from pipeline.show.tracking import (
     Data,
     choose_champion,
     current_models,
-    describe_kernel_models,
     log_run,
     register_model,
     write_pyfunc,
@@ -120,7 +119,6 @@ def _track_all(
     # only when all are logged: a new run supersedes the earlier run of its name
     for name, run in runs.items():
         choose_champion(tracking, name, run)
-    describe_kernel_models(tracking)
 
 
 def log_shipped_models(tracking: Path) -> int:

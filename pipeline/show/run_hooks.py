@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -11,27 +10,20 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
-from typing import Any
-
-from rich.text import Text
 
 from pipeline.errors import TableError
 from pipeline.flow import Flow, key_of
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.private_names import storage_query
-from pipeline.schemas import read_table, write_text
+from pipeline.schemas import read_table
 from pipeline.show.comparison import show
-from pipeline.show.tables import console
 from pipeline.show.tracking import database_of
 from pipeline.summary_rows import predictions_of
 
 TRACEBACK = "Traceback"
 """First word in the log of a failed job (`pipeline.scripting.job`); the log's last line gives the reason."""
 
-
-ORDER = "logs/order.json"
-"""The points of a grid in the order in which they were asked last, beside its table; `steptime summary` keeps it."""
 
 AHEAD_S = 1.0
 """Seconds by which a file's time may be ahead: clocks of file servers differ a little."""
@@ -57,14 +49,10 @@ def date_now(root: str | Path) -> int:
 
 
 def show_predictions(flow: Flow, table: str) -> None:
-    """Print a plan, or the predictions of a grid and the paths of all results; nothing if the run made another target."""
+    """Print the predictions of a grid and the paths of all results; nothing if the run made another target."""
     stored = storage_query(table)
     if stored is not None:  # an object store: Snakemake has removed the local copy of the table
         print(f"results: {stored.removesuffix(f'grids/{flow.grid}/summary.parquet')}")
-    plan = Path(f"{flow.plan_files}.txt")
-    if flow.plan.asked and plan.is_file():
-        console().print(Text(plan.read_text(encoding="utf-8")), soft_wrap=True)
-        return
     if not Path(table).is_file():
         return
     root, since = flow.artifacts.root, Path(table).stat().st_mtime
@@ -83,8 +71,6 @@ def show_predictions(flow: Flow, table: str) -> None:
     )
     written = dict(compress(pages.items(), made_now))
     show(predictions, {**artifact_paths(predictions, Path(root)), **written})
-    with suppress(OSError):
-        write_text(Path(table).parent / ORDER, json.dumps([_key(p) for p in predictions]))
     for line in flow.not_fitted():
         print(f"steptime: {line}", file=sys.stderr)
 
@@ -96,7 +82,7 @@ def explain_failures(flow: Flow) -> None:
 
 
 def predictions_in(root: Path) -> list[Prediction]:
-    """The predictions of all points of a results folder.
+    """The predictions of all points of a results folder, by model, GPU, variant and batch size.
 
     Unreadable summaries are left out, and a printed line reports this: they are damaged, of an older version, or being
     rewritten by a run.
@@ -116,25 +102,11 @@ def predictions_in(root: Path) -> list[Prediction]:
             f"{root}: no predictions there; run the pipeline first, or name its folder:"
             " results=FOLDER"
         )
-    order = _grid_order(root)
-    return sorted(
-        predictions,
-        key=lambda p: (order.get(_key(p), len(order)), p.model, p.gpu, p.variant, p.batch_size),
-    )
+    return sorted(predictions, key=lambda p: (p.model, p.gpu, p.variant, p.batch_size))
 
 
 def _key(p: Prediction) -> tuple[str, str, str, int]:
     return p.gpu, p.model, p.variant, p.batch_size
-
-
-def _grid_order(root: Path) -> dict[Any, int]:
-    """Place of each point in the grids of a results folder: the last grid first, each in the order that was asked."""
-    order: dict[Any, int] = {}
-    for file in sorted(root.glob(f"grids/*/{ORDER}"), key=lambda path: -path.stat().st_mtime):
-        with suppress(OSError, ValueError, TypeError, LookupError):
-            for key in json.loads(file.read_text(encoding="utf-8")):
-                order.setdefault((*key[:3], int(key[3])), len(order))
-    return order
 
 
 def artifact_paths(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pandas as pd
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.prediction import Prediction
 from pipeline.prediction_rows import SURENESS
-from pipeline.readable import counted, distinct, listed, rate, span
+from pipeline.readable import distinct, listed, rate, span
 
 ALMOST_EQUAL = 1.1
 """Ratio of two step times below which it is stated in percent."""
@@ -98,7 +98,7 @@ def _group_sentence(best: tuple[str, ...], table: pd.DataFrame, rows: pd.DataFra
 
 def gpus_named(gpus: Sequence[str]) -> str:
     """Names of some GPUs, the number of many."""
-    return listed(list(gpus)) if len(gpus) <= MOST_NAMED else f"{counted(len(gpus))} GPUs"
+    return listed(list(gpus)) if len(gpus) <= MOST_NAMED else f"{len(gpus)} GPUs"
 
 
 def _one_gpu(rows: pd.DataFrame) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 from rich.text import Text
 
 from pipeline.answers.sharding_plan import ShardingPlan
@@ -14,7 +13,7 @@ from pipeline.palette import series_colours
 from pipeline.question.table_plan_files import as_list, as_torchrec
 from pipeline.readable import milliseconds
 from pipeline.schemas import write_text
-from pipeline.show.figures.board import ROW, WIDE, Board, Page, marks
+from pipeline.show.figures.board import ROW, Board, marks
 from pipeline.show.tables import Catalogue, console
 
 if TYPE_CHECKING:
@@ -24,9 +23,9 @@ SHOWN_RANKS = 16
 """Ranks that a table and a figure show: of more, those with most and least to do."""
 
 
-def show_sharding(found: ShardingPlan, screen: Console | None = None) -> None:
+def show_sharding(found: ShardingPlan) -> None:
     """Print what was found, how long each plan takes, and what each rank has to do."""
-    screen = screen or console()
+    screen = console()
     screen.print(Text(found.summary, style="bold"))
     screen.print(Catalogue([_plan_row(row) for row in found.rows()]))
     screen.print(Catalogue([_rank_row(found, rank) for rank in shown_ranks(found)]))
@@ -75,7 +74,7 @@ def shown_ranks(found: ShardingPlan) -> list[int]:
     return [*order[:half], *order[-half:]]
 
 
-def draw_sharding(found: ShardingPlan, page: Page = WIDE) -> Figure:
+def draw_sharding(found: ShardingPlan) -> Figure:
     """What each rank has to do: lookups and updates of its tables, exchange of rows, and dense layers, in milliseconds.
 
     Args:
@@ -91,7 +90,7 @@ def draw_sharding(found: ShardingPlan, page: Page = WIDE) -> Figure:
         "dense layers and waits": np.full(len(shown), dense),
     }
     colours = series_colours(list(parts))
-    board = Board([0.6 + ROW * len(shown)], page, grid="x")
+    board = Board([0.6 + ROW * len(shown)])
     (axes,) = board.panels
     begin = np.zeros(len(shown))
     for name, values in parts.items():

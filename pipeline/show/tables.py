@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -14,13 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.prediction import Prediction
-from pipeline.readable import distinct, in_ms, milliseconds, shares, three_digits
+from pipeline.readable import in_ms, milliseconds, shares, three_digits
 
 MAX_TITLE, FRAME = 70, 6
 """Width of the longest title of a prediction's frame, and the part of a line that the frame takes, in characters."""
-
-UNFOLDED = 1000
-"""Width of a table whose cells are not folded, in characters."""
 
 MOST_FAMILIES = 5
 """Number of kernel families that a prediction's table lists."""
@@ -73,22 +70,6 @@ def one(prediction: Prediction, width: int = PIPE_WIDTH, why: bool = False) -> R
         title=Text(title) or None,
         title_align="left",
         expand=False,
-    )
-
-
-def values_of(rows: Sequence[tuple[Prediction, str]], key: str) -> str:
-    """The host, or a key of `Prediction.asked`: its value in all rows, or each value with the GPUs or options of its rows."""
-    values: dict[str, list[tuple[Prediction, str]]] = {}
-    for p, options in rows:
-        values.setdefault({"host": p.host, **p.asked}.get(key, ""), []).append((p, options))
-    if len(values) == 1:
-        return next(iter(values))
-    for name in ("{0.gpu}", "{1}", "{0.gpu} {1}"):
-        names = [dict.fromkeys(name.format(*row) for row in of) for of in values.values()]
-        if len(set().union(*names)) == sum(map(len, names)):
-            break
-    return " or ".join(
-        f"{value or 'none'} ({', '.join(of)})" for value, of in zip(values, names, strict=True)
     )
 
 
@@ -213,8 +194,6 @@ class Catalogue:
     """Columns that are left out of a table that is too wide, in this order."""
     folded: Sequence[str] | None = None
     """Columns whose cells may go on in the next line; None for all."""
-    copied: str = ""
-    """Column whose cells people copy: where it does not fit, numbers stand in it, and the cells below the table."""
     right: Sequence[str] = ()
     """Columns of text that are aligned to the right, as numbers are."""
     bold: Sequence[int] = ()
@@ -226,23 +205,13 @@ class Catalogue:
         return self.fitted(options.max_width).drawn(console, options)
 
     def fitted(self, width: int) -> _Layout:
-        """The first layout that fits a width.
-
-        Half of the optional columns are left out before numbers stand for the copied texts, then all of them.
-        """
+        """The first layout that fits a width: optional columns are left out one by one."""
         optional = [name for name in self.optional if name in self._names]
-        layouts = [(self, count, list[str]()) for count in range(len(optional) + 1)]
-        if self.copied in self._names:
-            texts = distinct(plain(row[self.copied]) for row in self.rows)
-            numbers = {text: f"[{number}]" for number, text in enumerate(texts, 1)}
-            rows = [{**row, self.copied: numbers[plain(row[self.copied])]} for row in self.rows]
-            numbered = [(replace(self, rows=rows), count, texts) for _, count, _ in layouts]
-            layouts = layouts[: len(optional) // 2 + 1] + numbered
-        for table, count, texts in layouts:  # noqa: B007 - the last one, if none fits
+        for count in range(len(optional) + 1):  # the last one, if none fits
             shown = [name for name in self._names if name not in optional[:count]]
-            if table._width(shown) <= width:
+            if self._width(shown) <= width:
                 break
-        return _Layout(table, shown, texts)
+        return _Layout(self, shown)
 
     @property
     def _names(self) -> list[str]:
@@ -275,11 +244,10 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class _Layout:
-    """A table as it fits a width: its columns, and the texts that numbers stand for."""
+    """A table as it fits a width, with the columns that it shows."""
 
     table: Catalogue
     shown: Sequence[str]
-    texts: Sequence[str]
 
     @property
     def hidden(self) -> list[str]:
@@ -287,7 +255,7 @@ class _Layout:
         return [name for name in self.table._names if name not in self.shown]
 
     def drawn(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """The table, the texts below it, and a line on what is hidden."""
+        """The table, and a line on what is hidden."""
         table, shown = self.table, self.shown
         needed = sum(table._least(name) + 1 for name in shown) - 1
         gap = 2 if table._width(shown) + len(shown) - 1 <= options.max_width else 1
@@ -308,8 +276,6 @@ class _Layout:
             drawn.add_row(*cells, style="bold" if number in table.bold else "")
         wide = options.update(max_width=max(options.max_width, needed))
         yield from console.render(drawn, wide)  # type: ignore[misc]
-        for number, text in enumerate(self.texts, 1):
-            yield Text(f"[{number}] {text}", no_wrap=True, overflow="ignore")
         if self.hidden:
             named = ", ".join(name.replace("\n", " ") for name in self.hidden)
             yield Text(f"Not shown: {named} (a wider terminal, or --json).", style="dim")

@@ -25,14 +25,14 @@ from pipeline.schemas import atomic_path
 KERNEL_MODELS = "kernel models"
 """The experiment of all runs."""
 
-ABOUT = "One run per GPU, kernel family and variant."
+ABOUT = (
+    "One run per GPU, kernel family and variant. To see one model: tags.family = 'gemm' and"
+    " tags.gpu = 'V100'."
+)
 """Its description, which the UI shows above the runs."""
 
 NOTE = "mlflow.note.content"
 """MLflow's tag for the description of an experiment."""
-
-MAX_NOTE = 5000
-"""Number of characters that every supported version of MLflow stores in a tag of an experiment."""
 
 _DATABASE = "mlflow.db"
 
@@ -139,40 +139,13 @@ def rounded(value: float) -> float:
     return float(value) if float(value).is_integer() else float(f"{value:.{DIGITS}g}")
 
 
-def describe_kernel_models(folder: str | Path) -> str:
-    """Write the errors of all kernel models above their runs: a line per model, its best variant first.
-
-    Returns:
-        The path of the page with the champions, smallest error first, relative to the UI's address.
-    """
+def champions_page(folder: str | Path) -> str:
+    """The page of the UI with the champions, smallest error first, relative to the UI's address."""
     with _client_alone(folder) as client:
         owner = _experiment(client, Path(folder))
-        errors: dict[tuple[str, str], list[str]] = {}
-        for run in _current_runs(client, owner):
-            tags, gmae = run.data.tags, run.data.metrics.get("gmae_percent", math.nan)
-            if {"gpu", "family"} <= tags.keys():
-                errors.setdefault((tags["family"], tags["gpu"]), []).append(
-                    f"{tags.get('variant', '')} {gmae:g}"
-                )
-        client.set_experiment_tag(owner, NOTE, _note(errors))
     shown, order = quote("tags.champion = 'yes'"), quote("metrics.`gmae_percent`")
     page = f"#/experiments/{owner}/runs?workflowType=machine_learning"
     return f"{page}&searchFilter={shown}&orderByKey={order}&orderByAsc=true"
-
-
-def _note(errors: Mapping[tuple[str, str], list[str]]) -> str:
-    """The description of the kernel models, with as many lines of the table as it holds."""
-    head = (
-        f"{ABOUT} To see one model: tags.family = 'gemm' and tags.gpu ="
-        " 'V100'.\n\n| family | GPU | GMAE in % of each variant, smallest first |\n| --- | --- |"
-        " --- |"
-    )
-    note, hidden = head, 0
-    for (family, gpu), variants in sorted(errors.items()):
-        line = f"\n| {family} | {gpu} | {', '.join(variants)} |"
-        fits = not hidden and len(note) + len(line) < MAX_NOTE - 50
-        note, hidden = (note + line, 0) if fits else (note, hidden + 1)
-    return f"{note}\n\nand {hidden} more" if hidden else note
 
 
 def write_pyfunc(data: Path, folder: Path, loader: str) -> Path:

@@ -17,8 +17,8 @@ from pipeline.errors import InputError
 from pipeline.show.tracking import (
     QUIET,
     SHARED_DATABASE,
+    champions_page,
     database_uri,
-    describe_kernel_models,
     is_server,
     shared_database,
 )
@@ -62,7 +62,7 @@ def serve(port: int, folder: str | Path, prepare: Callable[[], object] = lambda:
     # processes for jobs of language models
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
     prepare()
-    page = f"http://{LOOPBACK}:{port}/{describe_kernel_models(folder)}"
+    page = f"http://{LOOPBACK}:{port}/{champions_page(folder)}"
     # one worker: with several, a worker that needs over five seconds to import MLflow (busy machine) is killed repeatedly
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", database_uri(folder)]
     command += f"--host {LOOPBACK} --port {port} --workers 1".split()

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.engine import STEPS
-from pipeline.answers.memory_fit import estimated_largest_batch, first_digits
+from pipeline.answers.memory_fit import first_digits, largest_batch
 from pipeline.answers.predict import predict
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.errors import ConfigError, InputError, UnknownNameError, in_python
@@ -41,7 +41,7 @@ def test_the_largest_batch_fits_and_one_more_unit_does_not() -> None:
     from pipeline.graph.capture import capture
 
     point = expand(["gpu=V100", "model=dlrm_small", "batch_size=64", "gpu.memory_gib=1"])[0]
-    most = estimated_largest_batch(point, STEPS.memory_bytes)
+    most = largest_batch(point, STEPS.memory_bytes)
     assert most is not None
     unit = 10 ** (len(str(most)) - 2)
     need, more = (

@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.engine import engine
-from pipeline.answers.kernel_predictor import TIMES
+from pipeline.answers.kernel_predictor import TIMES, on_slowest_card
 from pipeline.answers.plan import plan
 from pipeline.answers.predict import predict
 from pipeline.answers.step_changes import CANDIDATES, applies, changed, command
-from pipeline.answers.step_prediction import on_slowest_card
 from pipeline.prediction import Prediction
 from pipeline.question.question import ask
 from pipeline.show.comparison import compare
@@ -109,7 +108,7 @@ def test_a_slow_link_limits_a_step_and_half_the_bytes_shorten_it() -> None:
     }
     slow = predict(**asked, overheads__host_scale=0.1)  # type: ignore[arg-type]
     assert slow.bound == "communication" and "communication-bound" in str(slow)
-    half = predict(**asked, ddp__compression="bf16")  # type: ignore[arg-type]
+    half = predict(**asked, parallel__compression="bf16")  # type: ignore[arg-type]
     assert half.several and slow.several
     assert half.several.communication_us == pytest.approx(
         slow.several.communication_us / 2, rel=0.1

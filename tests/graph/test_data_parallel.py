@@ -148,7 +148,7 @@ def test_buckets_cost_memory_unless_gradients_are_views_of_them(
                 "model=resnet50",
                 "batch_size=4",
                 "devices=2",
-                f"ddp.gradient_as_bucket_view={str(views).lower()}",
+                f"parallel.gradient_as_bucket_view={str(views).lower()}",
             ]
         )
         peaks[views] = capture(question.workload.plain(), 4).memory.peak
@@ -162,7 +162,13 @@ def test_gradients_in_half_precision_are_half_the_bytes() -> None:
     sums = {}
     for dtype in ("none", "fp16", "bf16"):
         question = ask(
-            ["gpu=A100", "model=dcgan", "batch_size=4", "devices=2", f"ddp.compression={dtype}"]
+            [
+                "gpu=A100",
+                "model=dcgan",
+                "batch_size=4",
+                "devices=2",
+                f"parallel.compression={dtype}",
+            ]
         )
         calls = map_calls(capture(question.workload.plain(), 4), question.gpu)
         sums[dtype] = calls.loc[calls["op"] == "all_reduce", "bytes"].sum()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pipeline.answers.engine import STEPS
-from pipeline.answers.memory_fit import estimated_largest_batch
+from pipeline.answers.memory_fit import largest_batch
 from pipeline.as_on_cuda.emulation import run_as_on_cuda
 from pipeline.graph.batch_line import MemoryLine
 from pipeline.graph.capture import capture
@@ -263,7 +263,7 @@ def test_inference_needs_less_than_training_and_more_with_each_sample() -> None:
 
 
 def test_the_largest_batch_of_inference_is_one_that_a_gpu_holds() -> None:
-    found = estimated_largest_batch(
+    found = largest_batch(
         ask(["gpu=H100", "model=bert_large", "model.mode=inference"]), STEPS.memory_bytes
     )
     assert found is not None and 100 < found < 10_000  # 13 million where inputs alone count

@@ -37,12 +37,11 @@ def test_a_variant_names_what_differs_and_a_question_survives_snakemakes_params(
             "gpu=A100-SXM4-80GB",
             "model=resnet50",
             "devices=4",
-            "ddp.bucket_cap_mb=50",
+            "parallel.bucket_cap_mb=50",
         ]
     )
     assert question.variant == "devices-4_parallel.bucket_cap_mb-50"
     assert set(question.overrides) == {"devices=4", "parallel.bucket_cap_mb=50"}
-    assert question.notes[0] == "ddp.bucket_cap_mb is called parallel.bucket_cap_mb"
     again = Question.of(question.plain())
     assert again.ranks == question.ranks and again.workload == question.workload
 
@@ -67,9 +66,11 @@ def test_shards_are_an_axis_and_their_replicas_share_a_capture() -> None:
 
 
 def test_options_of_the_exchange_make_no_second_question_about_one_gpu() -> None:
-    questions = expand(["gpu=A100", "model=resnet50", "devices=1,2", "ddp.compression=none,fp16"])
+    questions = expand(
+        ["gpu=A100", "model=resnet50", "devices=1,2", "parallel.compression=none,fp16"]
+    )
     assert [question.devices for question in questions] == [1, 2, 2]
-    (alone,) = expand(["gpu=A100", "model=resnet50", "ddp.compression=fp16"])
+    (alone,) = expand(["gpu=A100", "model=resnet50", "parallel.compression=fp16"])
     assert "does not read parallel" in alone.notes[-1]
 
 
@@ -93,9 +94,9 @@ def test_options_of_the_exchange_make_no_second_question_about_one_gpu() -> None
         ("devices=4 parallel=fsdp parallel.mixed_precision=fp8", "choose one of bf16, fp16, none"),
         ("devices=4 model.mode=inference", "multiply the throughput of one"),
         ("devices=4 global_batch=256", "the global batch divided by devices"),
-        ("devices=4 ddp.compression=int8", "choose one of bf16, fp16, none"),
-        ("devices=4 ddp.bucket_cap_mb=0", "above 0"),
-        ("devices=4 ddp.bucket_mb=1", "bucket_cap_mb"),
+        ("devices=4 parallel.compression=int8", "choose one of bf16, fp16, none"),
+        ("devices=4 parallel.bucket_cap_mb=0", "above 0"),
+        ("devices=4 parallel.bucket_mb=1", "bucket_cap_mb"),
         ("devices=4 cluster=dgx-a101", "dgx-a100"),
     ],
 )

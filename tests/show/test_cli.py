@@ -227,7 +227,7 @@ def test_a_comparison_in_json_names_the_currency_of_its_costs(
 ) -> None:
     step = predicted(1e6, model="dlrm_small", batch_size=100, host_us=0.0, p10_us=1e6, p90_us=1e6)
     monkeypatch.setattr(cli, "engine", answering(lambda question: Answer(question, step)))
-    monkeypatch.setattr(cli, "estimated_largest_batch", lambda question, memory_bytes: 4)
+    monkeypatch.setattr(cli, "largest_batch", lambda question, memory_bytes: 4)
     table = (
         "currency: EUR\nprices:\n  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my"
         " provider}\n"

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from evaluation.pages.markdown import block, whole_text
 from evaluation.pages.published_rows import held_sentence
-from pipeline.answers.plan import PlanRequest
 from pipeline.cli import app
 from pipeline.commands.codesign_commands import two_points
 from pipeline.paths import project_dir
@@ -161,8 +160,7 @@ def snakemake(words: list[str]) -> bool:
     for file in (ROOT / "Snakefile", *ROOT.glob("*/rules/*.smk")):
         rules |= set(re.findall(r"^rule (\w+):", file.read_text(encoding="utf-8"), re.MULTILINE))
     given = dict(word.split("=", 1) for word in words[:at] if "=" in word)
-    PlanRequest.of(given)
-    overrides = [f"{key}={value}" for key, value in PlanRequest.without(given).items()]
+    overrides = [f"{key}={value}" for key, value in given.items()]
     more = [
         word for given in overrides if given.startswith("overrides=") for word in given[10:].split()
     ]

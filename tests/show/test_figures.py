@@ -100,7 +100,7 @@ def test_a_kernel_family_has_the_same_colour_in_every_panel() -> None:
     ("points", "says"),
     [
         ({"V100": 2000.0, "H100": 1950.0}, "V100 and H100 tie: the host limits them"),
-        ({f"G{number}": 2000.0 for number in range(9)}, "nine GPUs tie: the host limits them"),
+        ({f"G{number}": 2000.0 for number in range(9)}, "9 GPUs tie: the host limits them"),
         (
             {"V100": 9000.0, "H100": 8900.0},
             "V100 and H100 tie: the errors of kernel times are larger than the difference",

@@ -15,7 +15,7 @@ from pipeline.errors import TableError
 from pipeline.paths import packs_dir
 from pipeline.schemas import write_table
 from pipeline.scripting import provenance
-from pipeline.show.run_hooks import ORDER, artifact_paths, date_now, predictions_in
+from pipeline.show.run_hooks import artifact_paths, date_now, predictions_in
 from pipeline.summary_rows import summary_row
 from tests.predictions import predicted
 
@@ -60,23 +60,12 @@ def test_a_damaged_summary_of_another_run_is_left_out_and_named(
         predictions_in(tmp_path)
 
 
-def test_a_summary_has_the_last_grid_in_its_order_and_other_points_by_model_and_batch(
-    tmp_path: Path,
-) -> None:
+def test_a_summary_has_points_by_gpu_and_batch(tmp_path: Path) -> None:
     for gpu, size in (("T4", 512), ("V100", 64), ("T4", 64), ("T4", 4096)):
         row = summary_row(replace(PREDICTION, gpu=gpu, batch_size=size))
         write_table(row, tmp_path / f"{gpu}/dlrm_ddp/default/b{size}/summary.parquet", "summary")
     points = [(p.gpu, p.batch_size) for p in predictions_in(tmp_path)]
     assert points == [("T4", 64), ("T4", 512), ("T4", 4096), ("V100", 64)]
-    order = tmp_path / "grids" / "two" / ORDER
-    order.parent.mkdir(parents=True)
-    order.write_text(
-        '[["V100", "dlrm_ddp", "default", "64"], ["T4", "dlrm_ddp", "default", "4096"]]'
-    )
-    points = [(p.gpu, p.batch_size) for p in predictions_in(tmp_path)]
-    assert points == [("V100", 64), ("T4", 4096), ("T4", 64), ("T4", 512)], (
-        "the last grid as it was asked, then others"
-    )
 
 
 def test_provenance_names_the_kernel_models_that_a_prediction_rests_on(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pipeline.errors import InputError, SteptimeError
 from pipeline.show.tracking import (
     KERNEL_MODELS,
     SHARED_DATABASE,
-    describe_kernel_models,
+    champions_page,
     log_run,
 )
 from pipeline.show.tracking_server import serve
@@ -55,20 +55,10 @@ def test_processes_that_log_first_at_once_share_one_database(tmp_path: Path) -> 
     assert {run.info.run_name for run in client.search_runs([owner.experiment_id])} == {*names}
 
 
-def test_the_description_lists_as_many_kernel_models_as_mlflow_stores(tmp_path: Path) -> None:
-    page = describe_kernel_models(tmp_path)
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    owner = client.get_experiment_by_name(KERNEL_MODELS).experiment_id
-    assert page.startswith(f"#/experiments/{owner}/runs?")
-    family = "embedding_backward" * 10
-    for number in range(30):
-        tags = {"gpu": f"GPU{number}", "family": family, "variant": "trees", "current": "yes"}
-        client.log_metric(client.create_run(owner, tags=tags).info.run_id, "gmae_percent", 5.0)
-    describe_kernel_models(tmp_path)
-    note = client.get_experiment(owner).tags["mlflow.note.content"]
-    shown = note.count(f"| {family} | GPU")
-    assert 5000 > len(note) > 4700 and f"| {family} | GPU0 | trees 5 |" in note
-    assert note.endswith(f"and {30 - shown} more")
+def test_the_page_of_champions_is_that_of_the_experiment(tmp_path: Path) -> None:
+    page = champions_page(tmp_path)
+    owner = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_experiment_by_name(KERNEL_MODELS)
+    assert owner is not None and page.startswith(f"#/experiments/{owner.experiment_id}/runs?")
 
 
 def test_results_folders_share_the_database_that_a_variable_names(

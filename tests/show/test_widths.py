@@ -40,7 +40,7 @@ COMMANDS = [
     "kernels fit --samples {samples} --gpu T4 --out {folder}/models",
 ]
 
-COPIED = re.compile(r"   steptime |\[\d+\] ")
+COPIED = re.compile(r"   steptime ")
 """Beginning of a line that is copied, and so longer than a narrow terminal."""
 
 

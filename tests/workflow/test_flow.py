@@ -184,7 +184,6 @@ def same_files(**config: str) -> tuple[object, ...]:
         flow.grid,
         flow.of_points("summary.parquet"),
         [flow.question(at) for at in points],
-        flow.space,
     )
 
 

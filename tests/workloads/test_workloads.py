@@ -174,12 +174,9 @@ def test_tables_may_come_from_a_file(tmp_path, monkeypatch):
     )
     assert step.in_kernel[0].shape == (15, 128)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"no such file in {tmp_path} or {project_dir()}$"):
+    with pytest.raises(ConfigError, match=f"file in {tmp_path} or {project_dir()} .*No such file"):
         make_step(config_of("dlrm_open_source", table_configs="nowhere.json"), 4, "meta")
-    monkeypatch.chdir(project_dir())
-    with pytest.raises(ConfigError, match=f"no such file in {project_dir()}$"):
-        make_step(config_of("dlrm_open_source", table_configs="nowhere.json"), 4, "meta")
-    with pytest.raises(ConfigError, match=r"no such file$"):
+    with pytest.raises(ConfigError, match=r"no readable JSON file .*No such file"):
         make_step(config_of("dlrm_open_source", table_configs="/nowhere.json"), 4, "meta")
 
 

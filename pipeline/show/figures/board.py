@@ -239,9 +239,7 @@ def rows_height(labels: Sequence[str], page: Page) -> float:
     return (ROW + LINE * TEXT * lines) * max(len(labels), 1.6)
 
 
-def value_labels(
-    axes: Axes, ends: Iterable[float], texts: Iterable[str], size: float = TEXT
-) -> None:
+def value_labels(axes: Axes, ends: Iterable[float], texts: Iterable[str]) -> None:
     """Write a value beside the end of each row's bar, to the left of a negative one."""
     for row, (end, text) in enumerate(zip(ends, texts, strict=True)):
         right = end >= 0
@@ -252,7 +250,7 @@ def value_labels(
             textcoords="offset points",
             va="center_baseline",
             ha="left" if right else "right",
-            fontsize=size,
+            fontsize=TEXT,
             annotation_clip=False,
         )
 

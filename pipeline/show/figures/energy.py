@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.palette import series_colours
 from pipeline.prediction import Prediction
-from pipeline.show.figures.board import MARKERS, WIDE, Board, Page, marks
+from pipeline.show.figures.board import MARKERS, Board, marks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ def energy_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
     rows = []
     for p in predictions if any(p.run_at for p in predictions) else ():
         if p.power is not None:
-            options = [text.removeprefix("model.") for text in p.overrides if text != p.run_at]
+            options = [text for text in p.options if text != p.run_at]
             line = " ".join([p.model, p.gpu, f"b{p.batch_size}", *options])
             unit = "MHz" if "clock" in p.run_at else "W"
             value = p.run_at.partition("=")[2] or f"{p.power.limit_w:g}"
@@ -38,7 +38,7 @@ def energy_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
     return table.assign(knee=least & table["checked"].astype(bool))
 
 
-def draw_energy(table: pd.DataFrame, page: Page = WIDE) -> Figure:
+def draw_energy(table: pd.DataFrame) -> Figure:
     """Energy of a sample over throughput, a line per GPU, model, batch size and options; the knee of each is marked.
 
     Args:
@@ -46,7 +46,7 @@ def draw_energy(table: pd.DataFrame, page: Page = WIDE) -> Figure:
     """
     lines = {str(name): part for name, part in table.groupby("line", sort=False)}
     colours = series_colours(list(lines))
-    board = Board([3.0], page, grid="y")
+    board = Board([3.0], grid="y")
     (axes,) = board.panels
     for (name, part), marker in zip(lines.items(), MARKERS * len(lines), strict=False):
         axes.plot(part["samples_per_s"], part["joules"], f"{marker}-", color=colours[name])

@@ -18,6 +18,7 @@ from pipeline.show.figures import step_times as steps
 from pipeline.show.figures.board import NARROW, WIDE, Page, add_note, headline_of, save
 from pipeline.show.figures.roofline import draw_roofline, roofline_table
 from pipeline.show.figures.scaling import draw_scaling, scaling_table
+from pipeline.show.figures.throughput import over_batches
 from pipeline.show.figures.throughput import throughput as draw_throughput
 from pipeline.show.figures.waterfall import draw_difference
 from pipeline.show.sentences import weakest
@@ -95,9 +96,9 @@ GALLERY = (
         "throughput",
         "Throughput",
         STEPS,
-        Artifacts.steps,
+        lambda a: over_batches(a.steps()),
         draw_throughput,
-        "no point was predicted",
+        "every model of this grid has one batch size",
     ),
     Entry(
         "scaling",

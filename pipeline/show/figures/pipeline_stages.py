@@ -8,7 +8,7 @@ from pipeline.errors import InputError
 from pipeline.palette import SERIES
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
-from pipeline.show.figures.board import WIDE, Board, Page, marks, rows_height
+from pipeline.show.figures.board import WIDE, Board, marks, rows_height
 from pipeline.simulate.schedule import idle_shares
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ PHASES = {
 """Colours of what a stage does; `communication` is the exchange of its gradients behind the last pass."""
 
 
-def draw_stages(prediction: Prediction, page: Page = WIDE) -> Figure:
+def draw_stages(prediction: Prediction) -> Figure:
     """The passes of all stages of a pipeline, a row each; white: the bubble.
 
     Raises:
@@ -34,7 +34,7 @@ def draw_stages(prediction: Prediction, page: Page = WIDE) -> Figure:
         raise InputError("plot('stages'): this step has no pipeline; give parallel.pp above 1")
     idle = idle_shares(table)
     names = [f"stage {stage}, {share:.0%} idle" for stage, share in idle.items()]
-    board = Board([rows_height(names, page)], page)
+    board = Board([rows_height(names, WIDE)])
     (axes,) = board.panels
     board.label_rows(axes, names)
     for phase, colour in PHASES.items():

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.altered_gpu import SAMPLED_EVIDENCE
 from pipeline.errors import InputError
 from pipeline.families import FAMILIES, family_colour
 from pipeline.families.family import Law
@@ -42,13 +41,6 @@ SMALL, LEAST_INTENSITY, LEAST_SHARE = 0.0005, 0.01, 0.001
 
 NEAR = 0.25
 """Share of its roof below which a kernel is too small, or too badly shaped, to be limited by it."""
-
-OPEN, HATCHED, SOLID = (
-    "from the GPU's file alone",
-    "from other GPUs or sizes",
-    "from samples of this GPU",
-)
-"""What the fill of a mark says of its evidence."""
 
 
 def kernels_of(prediction: Prediction) -> pd.DataFrame:
@@ -100,7 +92,7 @@ def roofline_table(steps: Sequence[Prediction]) -> pd.DataFrame:
 
 
 def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
-    """A mark per kernel: area is time, colour its family, fill the evidence; lines are datasheet peaks of the GPU."""
+    """A mark per kernel: area is time, colour its family; lines are datasheet peaks of the GPU."""
     p, table = prediction, kernels_of(prediction)
     total = float(table["us"].sum())
     arithmetic = (table["intensity"] >= LEAST_INTENSITY) & (
@@ -111,11 +103,17 @@ def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
     (axes,) = board.panels
     times = drawn.groupby("family")["us"].sum().sort_values(ascending=False, kind="stable")
     named = list(times.index[:COLOURED])
-    kinds = drawn["evidence"].map(_kind)
-    for (family, kind), rows in drawn.groupby(["family", kinds], sort=False):
+    for family, rows in drawn.groupby("family", sort=False):
         areas = np.maximum(LARGEST * rows["us"] / table["us"].max(), 4.0)
         colour = family_colour(str(family)) if family in named else OTHER
-        axes.scatter(rows["intensity"], rows["tflop_per_s"], s=areas, **_fill(colour, str(kind)))
+        axes.scatter(
+            rows["intensity"],
+            rows["tflop_per_s"],
+            s=areas,
+            facecolor=colour,
+            edgecolor="#222222",
+            linewidth=0.8,
+        )
     axes.set(xscale="log", yscale="log")
     _roofs(axes, p, drawn)
     _labels(axes, drawn, page)
@@ -131,7 +129,7 @@ def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
         " % by arithmetic"
     )
     board.title(axes, f"{p.title}: {milliseconds(p.predicted_us)}")
-    _legend(board, named, drawn["family"].nunique() > len(named), set(kinds))
+    _legend(board, named, drawn["family"].nunique() > len(named))
     board.note(
         f"Area is time. {100 * far:.0f} % of it is in kernels that reach less than a quarter of"
         " their roof."
@@ -142,17 +140,6 @@ def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
             " % of the time."
         )
     return shown_by_notebooks(board.figure)
-
-
-def _kind(evidence: str) -> str:
-    return SOLID if evidence in SAMPLED_EVIDENCE else OPEN if evidence == "roofline" else HATCHED
-
-
-def _fill(colour: str, kind: str) -> dict[str, Any]:
-    if kind == SOLID:
-        return {"facecolor": colour, "edgecolor": "#222222", "linewidth": 0.8}
-    hatch = {"hatch": "//////"} if kind == HATCHED else {}
-    return {"facecolor": "none", "edgecolor": colour, "linewidth": 1.6} | hatch
 
 
 def _roofs(axes: Axes, p: Prediction, drawn: pd.DataFrame) -> None:
@@ -205,12 +192,10 @@ def _labels(axes: Axes, drawn: pd.DataFrame, page: Page) -> None:
         )
 
 
-def _legend(board: Board, named: list[str], others: bool, kinds: set[str]) -> None:
+def _legend(board: Board, named: list[str], others: bool) -> None:
     from matplotlib.patches import Patch
 
     colours = {name.replace("_", " "): family_colour(name) for name in named}
     colours |= {"other families": OTHER} if others else {}
-    fills = [kind for kind in (SOLID, HATCHED, OPEN) if kind in kinds]
     handles = [Patch(facecolor=colour, edgecolor="#222222") for colour in colours.values()]
-    handles += [Patch(**_fill("#777777", kind)) for kind in fills]
-    board.legend(handles, [*colours, *fills])
+    board.legend(handles, list(colours))

@@ -63,11 +63,7 @@ def longer(one: Prediction, several: Prediction) -> list[str]:
 
 def _words(prediction: Prediction) -> list[str]:
     """What is the same along a line: all but the number of GPUs."""
-    options = [
-        text.removeprefix("model.")
-        for text in prediction.overrides
-        if not text.startswith(("devices=", "nodes="))
-    ]
+    options = [text for text in prediction.options if not text.startswith(("devices=", "nodes="))]
     return [prediction.model, prediction.gpu, f"b{prediction.batch_size}", *options]
 
 

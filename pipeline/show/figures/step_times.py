@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from pipeline.palette import (
     text_on,
 )
 from pipeline.prediction import Prediction
-from pipeline.readable import distinct, short_time
+from pipeline.readable import distinct, shares, short_time
 from pipeline.show.figures.board import (
     WIDE,
     Board,
@@ -68,8 +68,8 @@ def steps(points: Iterable[Prediction]) -> pd.DataFrame:
             **{name: getattr(p, name) for name in COLUMNS},
             "kernels_us": sum(p.families_us.values()) or np.nan,
             "measured_us": np.nan if p.measured_us is None else p.measured_us,
-            "device_evidence": percentages(p.evidence),
-            "host_evidence": percentages(p.host_evidence),
+            "device_evidence": shares(p.evidence),
+            "host_evidence": shares(p.host_evidence),
         }
         for p in points
     ]
@@ -81,12 +81,6 @@ COLUMNS = (
     "bound", "unmodelled_share", "host",
 )  # fmt: skip
 """Columns of `steps` that are attributes of a prediction."""
-
-
-def percentages(kinds: Mapping[Any, float]) -> str:
-    """Shares as text such as `pack 92 %, roofline 8 %`, largest first."""
-    ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in ordered if share >= 0.005)
 
 
 def step_times(steps: pd.DataFrame, page: Page = WIDE, alike: pd.DataFrame | None = None) -> Figure:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from pipeline.arrays import Array
-from pipeline.palette import ACTIVE, series_colours
-from pipeline.readable import distinct, rate
+from pipeline.palette import series_colours
+from pipeline.readable import distinct
 from pipeline.show.figures.board import (
     MARKERS,
     WIDE,
@@ -18,7 +17,6 @@ from pipeline.show.figures.board import (
     number_ticks,
     spread,
 )
-from pipeline.show.figures.step_times import panel_per_model
 from pipeline.show.sentences import on_hosts, throughput_sentence
 
 if TYPE_CHECKING:
@@ -26,56 +24,42 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_LINES = 6
-"""Greatest number of GPUs whose throughput is drawn as lines; more are easier to compare as bars."""
+"""Greatest number of GPUs whose throughput is drawn: those with most."""
+
+
+def over_batches(steps: pd.DataFrame) -> pd.DataFrame:
+    """The `steps` of models with several batch sizes, on the GPUs with most samples per second."""
+    sizes = steps.groupby("model_variant")["batch_size"].transform("nunique")
+    best = steps.groupby("gpu")["samples_per_s"].max().nlargest(MOST_LINES).index
+    return steps[(sizes > 1) & steps["gpu"].isin(best)]
 
 
 def throughput(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Samples per second with p10 to p90: a panel per model, a line per GPU over the batch size.
 
-    A model with one batch size, and a grid of many GPUs, get bars.
+    Args:
+        steps: from `over_batches`.
+        page: what the figure is for.
     """
     from matplotlib.lines import Line2D
 
     gpus = distinct(steps["gpu"])
-    several = bool((steps.groupby("model_variant")["batch_size"].nunique() > 1).all())
-    if several and len(gpus) <= MOST_LINES:
-        colours, markers = series_colours(gpus), dict(zip(gpus, MARKERS, strict=False))
-        groups = list(steps.groupby("model_variant", sort=False))
-        board = Board([2.0] * len(groups), page, columns=2, grid="y")
-        for axes, (model, rows) in zip(board.panels, groups, strict=True):
-            _throughput_lines(axes, rows, colours, markers)
-            board.names(axes, "batch size (samples)", "samples/s")
-            board.title(axes, f"{model}: {throughput_sentence(rows)}{on_hosts(rows)}")
-        handles = [
-            Line2D([], [], color=colour, marker=markers[gpu], linewidth=1.3)
-            for gpu, colour in colours.items()
-        ]
-        board.legend(handles, list(colours))
-    else:
-        board = panel_per_model(steps, page, _throughput_bars)
+    colours, markers = series_colours(gpus), dict(zip(gpus, MARKERS, strict=False))
+    groups = list(steps.groupby("model_variant", sort=False))
+    board = Board([2.0] * len(groups), page, columns=2, grid="y")
+    for axes, (model, rows) in zip(board.panels, groups, strict=True):
+        _throughput_lines(axes, rows, colours, markers)
+        board.names(axes, "batch size (samples)", "samples/s")
+        board.title(axes, f"{model}: {throughput_sentence(rows)}{on_hosts(rows)}")
+    handles = [
+        Line2D([], [], color=colour, marker=markers[gpu], linewidth=1.3)
+        for gpu, colour in colours.items()
+    ]
+    board.legend(handles, list(colours))
     board.note("Whiskers: p10 to p90.")
     if not steps["fits"].all():
         board.note("Hollow: the step needs more memory than the GPU has.")
     return board.figure
-
-
-def _throughput_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
-    speed, low, high = _speeds(rows)
-    faces = [ACTIVE if fits else "white" for fits in rows["fits"]]
-    bars = axes.barh(
-        np.arange(len(rows)),
-        speed,
-        height=0.62,
-        color=faces,
-        edgecolor=ACTIVE,
-        xerr=spread(speed, low, high),
-        error_kw={"elinewidth": 1, "capsize": 2.5},
-    )
-    axes.bar_label(bars, [rate(value) for value in speed], padding=4, fontsize=8.5)
-    board.names(axes, "throughput (samples/s)")
-    axes.set_xlim(left=0)
-    board.number_ticks(axes)
-    return throughput_sentence(rows) + on_hosts(rows)
 
 
 def _throughput_lines(
