@@ -13,14 +13,13 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from pipeline.collect.case_timing import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec
 from pipeline.collect.device import (
     free_bytes,
     is_unsupported,
-    release,
     set_tf32,
     still_computes,
     synchronise,
@@ -29,6 +28,7 @@ from pipeline.collect.device import (
 from pipeline.collect.profiling import activities
 from pipeline.collect.trace_windows import load_events
 from pipeline.collect.unit_runner import Campaign, Outcome
+from pipeline.trace.kineto_fields import Category
 
 REPETITIONS = 4
 """Repetitions of each measured call."""
@@ -62,13 +62,14 @@ def run_peaks(campaign: Campaign, only: Sequence[str] = ()) -> None:
 
     The unit without a profiler comes first, then the others from most to least valuable.
     """
-    units: tuple[tuple[str, Measurement, float], ...] = (
+    units: list[tuple[str, Measurement, float]] = [
         (PLAIN_UNIT, plain_costs, 2),
         ("products", products, 10),
         ("profiler", lambda bench, tiny: profiler_costs(bench, tiny, _plain_step_us(campaign)), 6),
         ("cache", cache_curves, 15),
-        ("copies", copies, 20),
-    )
+    ]
+    if campaign.device.type == "cuda":
+        units.append(("copies", copies, 8))
     for name, measurement, seconds in [unit for unit in units if not only or unit[0] in only]:
         unit = f"peaks/{name}"
         campaign.run(
@@ -134,7 +135,7 @@ def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
 
 
 def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
-    """Bandwidth of warm scaling, sum and triad over sizes.
+    """Bandwidth of warm scaling and triad over sizes.
 
     The plateau below the cache's size is the bandwidth of the cache, the one above it that of DRAM.
     """
@@ -146,7 +147,6 @@ def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
     views = {size: (x[: size // 4], y[: size // 4]) for size in sizes}
     kinds: dict[str, tuple[int, Callable[[Tensor, Tensor], Callable[[], object]]]] = {
         "scale": (2, lambda a, b: lambda: torch.mul(a, 2.0, out=b)),
-        "sum": (1, lambda a, b: a.sum),
         "triad": (3, lambda a, b: lambda: torch.add(a, b, out=b)),
     }
     for name, (factor, call_on) in kinds.items():
@@ -161,38 +161,18 @@ def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
 
 
 def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
-    """Copy bandwidth over sizes: on the device, and to and from pinned and pageable host memory."""
+    """Bandwidth of copies between device and pinned host memory over sizes, in both directions."""
     device = bench.device
-    kinds = {
-        "d2d": 31,
-        "h2d_pinned": 30,
-        "d2h_pinned": 30,
-        "h2d_pageable": 28,
-        "d2h_pageable": 28,
-    }
-    for kind, top in kinds.items() if device.type == "cuda" else [("d2d", 27)]:
-        top = 14 if tiny else _limit_exponent(device, top)
-        here = torch.ones(1 << top, dtype=torch.uint8, device=device)
-        there = torch.ones(1 << top, dtype=torch.uint8, device=device if kind == "d2d" else "cpu")
-        there = there.pin_memory() if "pinned" in kind else there
-        source, target = (here, there) if kind.startswith("d2h") else (there, here)
-        sizes = [1 << e for e in range(10, top + 1)]
-        asynchronous = "pageable" not in kind
+    top = 14 if tiny else _limit_exponent(device, 30)
+    here = torch.ones(1 << top, dtype=torch.uint8, device=device)
+    there = torch.ones(1 << top, dtype=torch.uint8).pin_memory()
+    for way, target, source in (("h2d", here, there), ("d2h", there, here)):
         runs = {
-            size: partial(target[:size].copy_, source[:size], non_blocking=asynchronous)
-            for size in sizes
+            1 << e: partial(target[: 1 << e].copy_, source[: 1 << e], non_blocking=True)
+            for e in range(10, top + 1)
         }
-        factor, note = (2, "read and written") if kind == "d2d" else (1, "")
         for size, us in _measured(bench, runs).items():
-            yield Peak(
-                f"copy_{kind}",
-                factor * size / us / 1e3,
-                "GB/s",
-                note,
-                size,
-            )
-        del here, there, source, target, runs
-        release(device)
+            yield Peak(f"copy_{way}_pinned", size / us / 1e3, "GB/s", "", size)
 
 
 def plain_costs(bench: Bench, tiny: bool) -> Iterator[Peak]:
@@ -221,33 +201,13 @@ def profiler_costs(bench: Bench, tiny: bool, plain_us: float | None = None) -> I
     count = 3 if tiny else STEPS
     call_us(device, step, count)
     plain = call_us(device, step, count) if plain_us is None else plain_us
-    both = activities(device)
-    for name, recorded, shapes in (
-        ("cpu", [ProfilerActivity.CPU], False),
-        ("all", both, False),
-        ("all_shapes", both, True),
-    ):
-        with profile(activities=recorded, record_shapes=shapes) as profiler:
-            profiled_us = call_us(device, step, count)
-        yield Peak(
-            f"mlp_step_profiled_{name}", profiled_us, "us", "host time of a step while profiled"
-        )
-    profiler.export_chrome_trace(str(path))  # of the last mode
-    categories = [event.get("cat") for event in load_events(path)]
-    per_step = {
-        kind: categories.count(kind) / (BATCHES * count)
-        for kind in ("cpu_op", "cuda_runtime", "cuda_driver", "kernel")
-    }
-    for category, events in per_step.items():
-        yield Peak(f"mlp_step_events_{category}", events, "events/step")
-    if ops := per_step["cpu_op"]:
-        extra_us = max(profiled_us - plain, 0.0) / ops
-        yield Peak(
-            "profiler_event_us",
-            extra_us,
-            "us",
-            "extra host time per recorded op, launches included",
-        )
+    with profile(activities=activities(device), record_shapes=True) as profiler:
+        profiled_us = call_us(device, step, count)
+    profiler.export_chrome_trace(str(path))
+    ops = sum(event.get("cat") == Category.OP for event in load_events(path)) / (BATCHES * count)
+    if ops:
+        note = "extra host time per recorded op, launches included"
+        yield Peak("profiler_event_us", max(profiled_us - plain, 0.0) / ops, "us", note)
 
 
 def call_us(device: torch.device, function: Callable[[], Any], count: int) -> float:

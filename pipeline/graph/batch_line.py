@@ -70,29 +70,19 @@ class MemoryLine:
         Raises:
             NotOnALineError: something is freed at other moments.
         """
+        before, after = (graph.memory.peaks or (graph.memory.peak,) for graph in (low, high))
+        if len(before) != len(after):
+            raise NotOnALineError("the graphs have different operators")
         hull: list[tuple[int, int]] = []  # bytes at the low size, and how many more at the high one
-        whole = cls.of_all_moments(low, high)
-        pairs = {(at_low, at_high - at_low) for at_low, at_high in whole.peaks}
+        pairs = {(at_low, at_high - at_low) for at_low, at_high in zip(before, after, strict=True)}
         for pair in sorted(pairs, reverse=True):
             if hull and pair[1] <= hull[-1][1]:
                 continue
             while len(hull) > 1 and _is_below(hull[-1], hull[-2], pair):
                 hull.pop()
             hull.append(pair)
-        return replace(whole, peaks=tuple((one, one + more) for one, more in hull))
-
-    @classmethod
-    def of_all_moments(cls, low: Graph, high: Graph) -> MemoryLine:
-        """The line with every moment, which holds below the low batch size, too.
-
-        Raises:
-            NotOnALineError: something is freed at other moments.
-        """
-        before, after = (graph.memory.peaks or (graph.memory.peak,) for graph in (low, high))
-        if len(before) != len(after):
-            raise NotOnALineError("the graphs have different operators")
-        pairs = tuple(zip(before, after, strict=True))
-        return cls(low.batch_size, high.batch_size, low.memory, high.memory, pairs)
+        peaks = tuple((one, one + more) for one, more in hull)
+        return cls(low.batch_size, high.batch_size, low.memory, high.memory, peaks)
 
     def __contains__(self, batch_size: int) -> bool:
         return (

@@ -1,53 +1,19 @@
 """Edits of an operator graph as pure functions: none changes its argument, each returns a new graph.
 
-rescale     compute the graph at another batch size from captures at two other batch sizes.
-rewrite     replace or remove any operators and their children.
-remove      remove operators and their children.
-substitute  replace one operator by others.
-fuse        replace consecutive operators by one elementwise kernel.
-
 `pipeline.graph.edit_options` applies them to the operators that overrides such as `edit.remove=aten::dropout` name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
-from pipeline.errors import InputError
-from pipeline.graph.batch_line import GraphLine, MemoryLine, NotOnALineError
 from pipeline.graph.normalise import renumber
 from pipeline.graph.table import Argument, Graph, Node, write_nodes
 
 FUSED = "fused::"
 """Prefix of the names of fused operators; the operator map treats each as one elementwise kernel."""
-
-
-def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
-    """Compute the graph at a third batch size without a capture.
-
-    Sizes, strides and plain arguments depend on the batch size as a + b·batch. Two graphs determine a and b of each
-    number. One graph is not enough: a dimension can equal the batch size by coincidence.
-
-    Args:
-        one: a graph with its `batch_size`.
-        other: the same step at another batch size.
-        batch_size: the batch size of the result.
-
-    Raises:
-        InputError: the graphs have equal batch sizes or differ in more than numbers.
-    """
-    low, high = sorted((one, other), key=lambda graph: graph.batch_size)
-    if low.batch_size == high.batch_size:
-        raise InputError(
-            f"rescale: both graphs have batch size {one.batch_size}; capture the step at a second"
-            " size"
-        )
-    try:
-        return GraphLine(low, high, MemoryLine.of_all_moments(low, high)).at(batch_size)
-    except NotOnALineError as error:
-        raise InputError(f"rescale: {error}; capture the step at this size") from None
 
 
 def rewrite(graph: Graph, placed: Mapping[int, Sequence[Node]]) -> Graph:
@@ -80,40 +46,6 @@ def rewrite(graph: Graph, placed: Mapping[int, Sequence[Node]]) -> Graph:
         else:
             found.append(node)
     return replace(graph, table=write_nodes(renumber(found)))
-
-
-def remove(graph: Graph, wanted: Callable[[Node], bool]) -> Graph:
-    """Return the graph without the operators for which `wanted` is true and without their children."""
-    return rewrite(graph, {node.node_id: () for node in graph.nodes() if wanted(node)})
-
-
-def substitute(graph: Graph, node_id: int, nodes: Sequence[Node]) -> Graph:
-    """Return the graph with `nodes` in place of one operator and its children.
-
-    The new nodes take the parent, thread and phase of the operator.
-
-    Raises:
-        InputError: the graph has no such operator.
-    """
-    if node_id not in set(graph.table["node_id"]):
-        raise InputError(f"substitute: the graph has no operator {node_id}")
-    return rewrite(graph, {node_id: nodes})
-
-
-def fuse(graph: Graph, node_ids: Sequence[int]) -> Graph:
-    """Return the graph with consecutive operators replaced by one kernel that does not store intermediate results.
-
-    Raises:
-        InputError: there are fewer than two operators, an operator is unknown, or their parents differ.
-    """
-    chosen = [node for node in graph.nodes() if node.node_id in set(node_ids)]
-    if len(chosen) < 2 or len(chosen) != len(set(node_ids)):
-        raise InputError(f"fuse: needs two or more operators of the graph, got {list(node_ids)}")
-    if len({(node.parent_id, node.thread) for node in chosen}) > 1:
-        raise InputError("fuse: the operators have different parents")
-    return rewrite(
-        graph, {chosen[0].node_id: [fused(chosen)]} | {node.node_id: () for node in chosen[1:]}
-    )
 
 
 def fused(chain: Sequence[Node]) -> Node:

@@ -19,21 +19,16 @@ from pipeline.simulate.chrome_trace import (
     slice_event,
     thread_name,
 )
-from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.trace_program import Iteration
 from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import API_CATEGORIES, Category
 from pipeline.trace.load import load_trace
 
-HOST_PID, DEVICE_PID, SHIFT_PID = 900_003, 900_004, 900_005
+HOST_PID, DEVICE_PID = 900_003, 900_004
 """Process ids of the measured rows: larger than those of the predicted rows; each is shown below the predicted ones."""
 
-SAME_SHIFT = 0.002
-"""Share of a step by which shifts of kernels are told apart; below half of it a kernel begins as measured."""
-
 HOST, DEVICE = "measured host (profiled)", "measured GPU (profiled)"
-SHIFT = "predicted kernels begin"
 DEVICE_CPU = "measured CPU as device (profiled)"
 
 
@@ -66,44 +61,6 @@ def measured_rows(act: Activity, iterations: Sequence[tuple[Iteration, float]]) 
     )
     for pid, row in sorted({(event["pid"], event["tid"]) for event in events}):
         rows += row_events(pid, row, thread_name(row) if pid == HOST_PID else f"stream {row}")
-    return rows + events
-
-
-def shifted_rows(act: Activity, steps: Sequence[tuple[Iteration, Timeline, float]]) -> list[Event]:
-    """By stream: how much later or earlier than measured the predicted kernels begin.
-
-    A slice lasts while the shift is about the same: where one begins, a wait or launch was predicted wrong. There is none
-    while kernels begin as measured.
-
-    Args:
-        act: activity of the trace.
-        steps: an iteration, its prediction, and the time in µs at which both begin.
-    """
-    events: list[Event] = []
-    for iteration, timeline, begin in steps:
-        measured = (act.call_start[iteration.calls] - iteration.start_ns) / 1e3
-        predicted, streams = timeline.device_start[:, 0], act.call_stream[iteration.calls]
-        for stream in np.unique(streams).tolist():
-            own = np.flatnonzero((streams == stream) & (measured >= 0) & ~np.isnan(predicted))
-            own = own[np.argsort(predicted[own], kind="stable")]
-            ends, last = np.append(predicted[own][1:], timeline.device_end[own[-1:], 0]), 0
-            shifts = predicted[own] - measured[own]
-            levels = np.rint(shifts / (SAME_SHIFT * iteration.span_us)).astype(int).tolist()
-            for start, end, shift, level in zip(
-                predicted[own].tolist(), ends.tolist(), shifts.tolist(), levels, strict=True
-            ):
-                if level and level == last:
-                    events[-1]["dur"] = round(begin + end - events[-1]["ts"], 3)
-                elif level:
-                    name = (
-                        f"{abs(shift):,.0f} µs {'later' if shift > 0 else 'earlier'} than measured"
-                    )
-                    row = SHIFT_PID, stream
-                    events.append(slice_event(name, "difference", row, begin + start, end - start))
-                last = level
-    rows = process_events(SHIFT_PID, SHIFT, 5) if events else []
-    for stream in sorted({event["tid"] for event in events}):
-        rows += row_events(SHIFT_PID, stream, f"stream {stream}")
     return rows + events
 
 

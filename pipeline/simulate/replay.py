@@ -24,7 +24,7 @@ from pipeline.overheads.statistics import calibrate as factor_of
 from pipeline.prediction_parts import Arithmetic
 from pipeline.schemas import refuse_overwriting
 from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.measured_rows import measured_rows, shifted_rows
+from pipeline.simulate.measured_rows import measured_rows
 from pipeline.simulate.program import Program
 from pipeline.simulate.program_changes import as_published
 from pipeline.simulate.replay_result import Replayed, ReplayResult
@@ -225,7 +225,6 @@ def _write(target: TraceSelection, replayed: Sequence[Replayed], path: str | Pat
         base = min(r.iteration.start_ns for r in replayed)
     shown = [(r.iteration, r.timeline, (r.iteration.start_ns - base) / 1000.0) for r in replayed]
     beside = measured_rows(target.act, [(iteration, begin) for iteration, _, begin in shown])
-    beside += shifted_rows(target.act, shown)
     write_timeline(
         [(timeline, begin) for _, timeline, begin in shown],
         path,

@@ -77,7 +77,7 @@ def test_every_part_of_a_campaign_runs_on_cuda(measured: Path) -> None:
         "gemm_tf32",
         "warm_triad",
         "copy_h2d_pinned",
-        "copy_d2h_pageable",
+        "copy_d2h_pinned",
         "profiler_event_us",
     ):
         assert (peaks.loc[peaks["name"] == name, "value"] >= 0).any(), name

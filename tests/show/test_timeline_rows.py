@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from pipeline.simulate import measured_rows
 from pipeline.simulate import timeline_events as predicted_rows
 from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.measured_rows import shifted_rows
 from pipeline.simulate.replay import replay
 from pipeline.simulate.step_rows import EARLIER, PID, idle_slices
 from pipeline.simulate.timeline_events import timeline_events
-from pipeline.simulate.trace_selection import TraceSelection
-from pipeline.trace.load import load_trace
 from tests.show.timelines import Event, Step, slices
 from tests.simulate.programs import program
 from tests.simulate.programs import row as action
@@ -96,38 +91,6 @@ def test_a_replay_draws_the_measured_step_and_the_difference_below_the_predicted
     assert order[:3] == ["step", "measured step", "difference"]
 
 
-def test_a_replay_draws_where_predicted_kernels_begin_later_or_earlier(tmp_path: Path) -> None:
-    """Four kernels of 10 µs, every 20 µs; the last two are predicted 30 and 31 µs late: one slice from the third on.
-
-    measured   k0  k1  k2  k3
-    predicted  k0  k1        k2  k3
-    """
-    events = [annotation("ProfilerStep#0", 0, 120)]
-    for number in range(4):
-        at = 20.0 * number
-        events += [
-            op("aten::mm", at + 1, at + 9),
-            launch(at + 3, at + 4, number),
-            kernel("gemm", at + 6, at + 16, number),
-        ]
-    (done,) = replay(write(tmp_path, events)).replayed
-    source = TraceSelection.of(load_trace(tmp_path / "trace.json"))
-    measured = (source.act.call_start[done.iteration.calls] - done.iteration.start_ns) / 1e3
-    start = measured + np.array([0.0, 0.0, 30.0, 31.0])
-    late = replace(done.timeline, device_start=start[:, None], device_end=start[:, None] + 10.0)
-    found = [e for e in shifted_rows(source.act, [(done.iteration, late, 100.0)]) if e["ph"] == "X"]
-    assert [e["name"] for e in found] == ["30 µs later than measured", "31 µs later than measured"]
-    assert (found[0]["ts"], found[-1]["ts"] + found[-1]["dur"]) == pytest.approx(
-        (100.0 + start[2], 100.0 + start[3] + 10.0)
-    )
-    exact = replace(
-        done.timeline, device_start=measured[:, None], device_end=measured[:, None] + 10.0
-    )
-    assert not [
-        e for e in shifted_rows(source.act, [(done.iteration, exact, 100.0)]) if e["ph"] == "X"
-    ]
-
-
 def test_measured_rows_lie_below_the_predicted_ones_of_their_kind(tmp_path: Path) -> None:
     events = [
         annotation("ProfilerStep#0", 0, 190),
@@ -151,7 +114,6 @@ def test_measured_rows_lie_below_the_predicted_ones_of_their_kind(tmp_path: Path
         measured_rows.HOST,
         "predicted GPU",
         measured_rows.DEVICE,
-        measured_rows.SHIFT,
     ]
     assert not slices(trace["traceEvents"], lambda e: e["cat"] == "module"), (
         "a trace has no modules"
