@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from evaluation.checks.method_names import FULL, KERNEL_SUM, PUBLISHED_FORM, SHARED, TRAIN_MEAN
-from pipeline.simulate.replay import PUBLISHED, replay_source
+from pipeline.simulate.replay import replay_source
 from pipeline.simulate.replay_result import ReplayResult
 from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.load import load_trace
@@ -71,7 +71,7 @@ def _own(name: str, group: Sequence[TraceSelection]) -> Iterator[tuple[object, .
         full = replay_source(source, others)
         for method, result in (
             (FULL, full),
-            (PUBLISHED_FORM, replay_source(source, others, PUBLISHED)),
+            (PUBLISHED_FORM, replay_source(source, others, published=True)),
         ):
             yield from _rows(name, method, result, number if others else None)
         for replayed in full.replayed:

@@ -46,27 +46,6 @@ MAX_UNMATCHED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Options:
-    """The parts that can be switched off or exchanged, for ablations.
-
-    Attributes:
-        estimator: estimator of the overhead statistics (`pipeline.overheads.statistics.ESTIMATORS`).
-        published: the critical path as Lin et al. print it (`as_published`).
-        signatures: look overheads up by full signature first.
-        threads: look T1 up by thread switch and by the previous op.
-    """
-
-    estimator: str = "clipped_mean"
-    published: bool = False
-    signatures: bool = True
-    threads: bool = True
-
-
-PUBLISHED = Options(estimator="trimmed_mean", published=True, signatures=False, threads=False)
-"""Algorithm 1 with statistics per op name, outliers beyond 1.5 IQR removed (Lin et al.)."""
-
-
-@dataclass(frozen=True)
 class Fold:
     """Iterations to predict and those that statistics come from.
 
@@ -84,7 +63,7 @@ class Fold:
 def replay(
     path: str | Path,
     overheads: Sequence[str | Path] = (),
-    options: Options | None = None,
+    published: bool = False,
     timeline: str | Path | None = None,
     calibrate: int = 0,
 ) -> ReplayResult:
@@ -93,7 +72,7 @@ def replay(
     Args:
         path: the trace to evaluate.
         overheads: traces to take statistics from; without any, the halves of `path` predict each other.
-        options: switches for ablations.
+        published: Algorithm 1 as Lin et al. print it, with statistics per op name, outliers beyond 1.5 IQR removed.
         timeline: where to write the predicted iterations, with the measured trace's time axis: a page (`.html`), or
             Chrome JSON for Perfetto (`.json`, `.json.gz`).
         calibrate: number of iterations of `path` that give one factor on the host times of `overheads`, for traces of
@@ -122,7 +101,7 @@ def replay(
                 f"{other}: no operators in any iteration, so overheads cannot be extracted"
             )
         refuse_unlinked(source)
-    result = replay_source(target, others, options, calibrate)
+    result = replay_source(target, others, published, calibrate)
     if any(_same_run(target, other) for other in others):
         itself = (
             "overheads come from the evaluated trace itself, so the error is not a held-out error"
@@ -166,14 +145,14 @@ def refuse_unlinked(source: TraceSelection) -> None:
 def replay_source(
     target: TraceSelection,
     others: Sequence[TraceSelection] = (),
-    options: Options | None = None,
+    published: bool = False,
     calibrate: int = 0,
 ) -> ReplayResult:
-    """`replay` for loaded traces, to run several options on one trace."""
-    options = options or Options()
+    """`replay` for loaded traces, to run both forms on one trace."""
     split, folds = _folds(target, tuple(others), calibrate)
+    estimator = "trimmed_mean" if published else "clipped_mean"
     if split == "none":
-        options = replace(options, estimator="mean")  # a trace's own mean gives its own host time
+        estimator = "mean"  # a trace's own mean gives its own host time
     replayed: list[Replayed] = []
     samples = []
     alone = (
@@ -187,11 +166,11 @@ def replay_source(
             if split == "none"
             else tuple(source.without_one_time_costs for source in fold.train)
         )
-        seen = learn(train, waiting=options.published)
+        seen = learn(train, waiting=published)
         samples.append(seen[0])
-        model, remark = _model(fold, seen, options)
+        model, remark = _model(fold, seen, estimator, published)
         notes += remark
-        replayed += list(_evaluate(fold, model, seen[1], options))
+        replayed += list(_evaluate(fold, model, seen[1], published))
     replayed.sort(key=lambda r: r.iteration.number)
     notes += not_in_trace(target.only([r.iteration for r in replayed]))
     if split != "none":
@@ -264,17 +243,19 @@ def _folds(
 
 
 def _model(
-    fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options
+    fold: Fold, seen: tuple[pd.DataFrame, WaitModel], estimator: str, published: bool
 ) -> tuple[OverheadModel, list[str]]:
     """Host statistics of a fold, with the factor from a few iterations of the target if any are given."""
     samples, waits = seen
     if fold.few is None:
-        table = summarise(samples, options.estimator, signatures=options.signatures)
-        return OverheadModel(_ablated(table, options)), []
+        table = summarise(samples, estimator, signatures=not published)
+        if published:  # gaps before an op have one mean, whatever the thread and the op before
+            table = table[~table["type"].isin(["T1", "loading"]) | table["signature"].isna()]
+        return OverheadModel(table), []
     few = fold.few.without_one_time_costs
     target_samples, _ = learn([few])
     waits.learn(few.act, few.keys, few.chosen)
-    donor = OverheadModel(merged(samples, options.estimator))
+    donor = OverheadModel(merged(samples, estimator))
     calibration = factor_of(donor, target_samples)
     if calibration.common < MIN_COMMON:
         return donor, [
@@ -312,13 +293,13 @@ def _unmatched(replayed: Sequence[Replayed]) -> list[str]:
 
 
 def _evaluate(
-    fold: Fold, model: OverheadModel, waits: WaitModel, options: Options
+    fold: Fold, model: OverheadModel, waits: WaitModel, published: bool
 ) -> Iterator[Replayed]:
     mean = float(
         np.mean([iteration.span_us for source in fold.train for iteration in source.chosen])
     )  # as measured
     for iteration in fold.test.chosen:
-        program = build(fold.test, iteration, model, waits, options)
+        program = build(fold.test, iteration, model, waits, published)
         timeline = simulate(program, iteration.kernel_us)
         yield Replayed(
             iteration, program, timeline, mean, queued_before_us(fold.test.act, iteration)
@@ -330,17 +311,9 @@ def build(
     iteration: Iteration,
     model: OverheadModel,
     waits: WaitModel,
-    options: Options | None = None,
+    published: bool = False,
 ) -> Program:
     """Program of one iteration."""
     edges = waits.edges(source.act, source.keys, iteration)
     program = program_from_trace(source.act, source.keys, iteration, model, edges)
-    return as_published(program) if options and options.published else program
-
-
-def _ablated(table: pd.DataFrame, options: Options) -> pd.DataFrame:
-    """Statistics without the parts that an ablation removes."""
-    if options.threads:
-        return table
-    gaps = table["type"].isin(["T1", "loading"])
-    return table[~gaps | table["signature"].isna()]
+    return as_published(program) if published else program

@@ -20,7 +20,7 @@ from pipeline.schemas import to_arrow
 from pipeline.simulate import measured_rows, timeline_events
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.rank_replay import replay_ranks
-from pipeline.simulate.replay import PUBLISHED, build, replay
+from pipeline.simulate.replay import build, replay
 from pipeline.simulate.replay_result import table
 from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.trace.host_activity import activity
@@ -323,8 +323,7 @@ def test_the_published_form_is_selectable_and_worse(datasets: Path) -> None:
     path = datasets / "traces" / "a100x8_dlrm" / "kineto.json.gz"
     ours = replay(path).as_dict()
     assert (
-        replay(path, options=PUBLISHED).as_dict()["mean_absolute_error"]
-        > ours["mean_absolute_error"]
+        replay(path, published=True).as_dict()["mean_absolute_error"] > ours["mean_absolute_error"]
     )
 
 
