@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -71,7 +70,8 @@ def write_answers(answers: Iterable[Answer], path: Path) -> dict[str, int]:
         while rows := [_row(answer) for answer in islice(todo, ROWS_IN_GROUP)]:
             counts["points"] += len(rows)
             counts["unpredicted"] += sum("unpredicted" in row for row in rows)
-            file.write_table(to_arrow(_group(rows), "grid", str(path)))
+            table = pa.Table.from_pylist(rows, SCHEMAS["grid"])
+            file.write_table(to_arrow(table, "grid", str(path)))
     return counts
 
 
@@ -81,11 +81,3 @@ def _row(answer: Answer) -> dict[str, object]:
         return summary_values(answer.prediction)
     row = answer.as_row()
     return row | {"overrides": json.dumps(row["overrides"])}
-
-
-def _group(rows: list[dict[str, object]]) -> pd.DataFrame:
-    """Rows as a table; numbers that some rows lack stay whole numbers."""
-    table = pd.DataFrame(rows)
-    return table.astype(
-        {name: "Int64" for name in ("largest_batch", "memory_bytes") if name in table}
-    )

@@ -152,9 +152,8 @@ class Comparison:
             right=[head for head in heads if head not in WORDS],
             bold=[at for at, p in enumerate(self.predictions) if self._is_top(p)],
         )
-        layout = table.fitted(options.max_width)
-        yield from layout.drawn(console, options)
-        yield from self.notes(layout.hidden)
+        yield table
+        yield from self.notes(table.hidden(options.max_width))
 
     def _repr_html_(self) -> str:
         heading, heads, cells = self.cells(self._rows)

@@ -80,6 +80,7 @@ def write_report(
         lstrip_blocks=True,
     )
     predictions = comparison.predictions
+    index = json.loads((Path(figures) / INDEX).read_text(encoding="utf-8"))
     played = explore_part(page_points(predictions, comparison.usable_bytes))
     text = environment.get_template(PAGE).render(
         title=grid_title(predictions),
@@ -90,10 +91,10 @@ def write_report(
         style=STYLE.read_text(encoding="utf-8"),
         played=played,
         steps=_steps_section(comparison),
-        parts={name: part for name, part in figures_by_category(Path(figures)).items() if part},
+        parts=figures_by_category(Path(figures), index["drawn"]),
         rules=rules,
         timelines=timelines,
-        missing=not_drawn(Path(figures)),
+        missing=index["not_drawn"],
     )
     write_text(page, text)
 
@@ -132,25 +133,18 @@ def page_policy(pages: Iterable[str]) -> str:
     return policy_of(script for page in pages for script in SCRIPT.findall(page))
 
 
-def figures_by_category(folder: Path) -> dict[str, list[Drawn]]:
-    """The figures of a folder by part of the report, in its order; some parts have none."""
-    index: dict[str, dict[str, Any]] = json.loads((folder / INDEX).read_text(encoding="utf-8"))[
-        "drawn"
-    ]
-    parts: dict[str, list[Drawn]] = {category: [] for category in CATEGORIES}
-    for name, facts in index.items():
+def figures_by_category(
+    folder: Path, drawn: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[Drawn]]:
+    """The figures of a folder by part of the report, in its order; `drawn` is of its index."""
+    figures = {category: list[Drawn]() for category in CATEGORIES}
+    for name, facts in drawn.items():
         wide, narrow = (
             _data_uri(where / f"{name}.svg") for where in (folder, folder / NARROW_FOLDER)
         )
         figure = Drawn(name, facts["title"], facts["says"], wide, narrow, caption(name))
-        parts[facts["category"]].append(figure)
-    return parts
-
-
-def not_drawn(folder: Path) -> dict[str, str]:
-    """Reason for each figure that was not drawn."""
-    reasons: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["not_drawn"]
-    return reasons
+        figures[facts["category"]].append(figure)
+    return {category: part for category, part in figures.items() if part}
 
 
 def caption(name: str) -> str:

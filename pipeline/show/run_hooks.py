@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 
+from pipeline.answers.host_share import point
 from pipeline.errors import TableError
 from pipeline.flow import Flow, key_of
 from pipeline.paths import Artifacts
@@ -56,10 +57,10 @@ def show_predictions(flow: Flow, table: str) -> None:
     if not Path(table).is_file():
         return
     root, since = flow.artifacts.root, Path(table).stat().st_mtime
-    made = {_key(p): p for p in predictions_of(read_table(table, "summary"), table)}
-    points = [(made[key_of(point)], point) for point in flow.asked]
+    made = {point(p): p for p in predictions_of(read_table(table, "summary"), table)}
+    points = [(made[key_of(asked)], asked) for asked in flow.asked]
     predictions = [
-        replace(p, notes=tuple(dict.fromkeys((*point.notes, *p.notes)))) for p, point in points
+        replace(p, notes=tuple(dict.fromkeys((*asked.notes, *p.notes)))) for p, asked in points
     ]
     pages = {
         "figures": f"{root}/figures/{flow.grid}",
@@ -103,10 +104,6 @@ def predictions_in(root: Path) -> list[Prediction]:
             " results=FOLDER"
         )
     return sorted(predictions, key=lambda p: (p.model, p.gpu, p.variant, p.batch_size))
-
-
-def _key(p: Prediction) -> tuple[str, str, str, int]:
-    return p.gpu, p.model, p.variant, p.batch_size
 
 
 def artifact_paths(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:

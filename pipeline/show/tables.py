@@ -202,16 +202,43 @@ class Catalogue:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        return self.fitted(options.max_width).drawn(console, options)
+        shown = self.shown(options.max_width)
+        needed = sum(self._least(name) + 1 for name in shown) - 1
+        gap = 2 if self._width(shown) + len(shown) - 1 <= options.max_width else 1
+        drawn = Table(header_style="bold", box=None, padding=(0, gap, 0, 0), pad_edge=False)
+        for name in shown:
+            numbers = all(
+                isinstance(row[name], (int, float)) or row[name] == "" for row in self.rows
+            )
+            drawn.add_column(
+                name,
+                justify="right" if name in self.right or numbers else "left",
+                min_width=self._least(name),
+                overflow="fold",
+                no_wrap=not self._folds(name),
+            )
+        for number, row in enumerate(self.rows):
+            cells = (plain(row[name]) for name in shown)
+            drawn.add_row(*cells, style="bold" if number in self.bold else "")
+        wide = options.update(max_width=max(options.max_width, needed))
+        yield from console.render(drawn, wide)  # type: ignore[misc]
+        if hidden := self.hidden(options.max_width):
+            named = ", ".join(name.replace("\n", " ") for name in hidden)
+            yield Text(f"Not shown: {named} (a wider terminal, or --json).", style="dim")
 
-    def fitted(self, width: int) -> _Layout:
-        """The first layout that fits a width: optional columns are left out one by one."""
+    def shown(self, width: int) -> list[str]:
+        """The columns that fit a width: optional ones are left out one by one."""
         optional = [name for name in self.optional if name in self._names]
         for count in range(len(optional) + 1):  # the last one, if none fits
             shown = [name for name in self._names if name not in optional[:count]]
             if self._width(shown) <= width:
                 break
-        return _Layout(self, shown)
+        return shown
+
+    def hidden(self, width: int) -> list[str]:
+        """Columns that are left out at a width."""
+        shown = self.shown(width)
+        return [name for name in self._names if name not in shown]
 
     @property
     def _names(self) -> list[str]:
@@ -240,45 +267,6 @@ class Catalogue:
 
     def _cells(self, name: str) -> list[str]:
         return [name, *(plain(row[name]) for row in self.rows)]
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """A table as it fits a width, with the columns that it shows."""
-
-    table: Catalogue
-    shown: Sequence[str]
-
-    @property
-    def hidden(self) -> list[str]:
-        """Columns that are left out."""
-        return [name for name in self.table._names if name not in self.shown]
-
-    def drawn(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """The table, and a line on what is hidden."""
-        table, shown = self.table, self.shown
-        needed = sum(table._least(name) + 1 for name in shown) - 1
-        gap = 2 if table._width(shown) + len(shown) - 1 <= options.max_width else 1
-        drawn = Table(header_style="bold", box=None, padding=(0, gap, 0, 0), pad_edge=False)
-        for name in shown:
-            numbers = all(
-                isinstance(row[name], (int, float)) or row[name] == "" for row in table.rows
-            )
-            drawn.add_column(
-                name,
-                justify="right" if name in table.right or numbers else "left",
-                min_width=table._least(name),
-                overflow="fold",
-                no_wrap=not table._folds(name),
-            )
-        for number, row in enumerate(table.rows):
-            cells = (plain(row[name]) for name in shown)
-            drawn.add_row(*cells, style="bold" if number in table.bold else "")
-        wide = options.update(max_width=max(options.max_width, needed))
-        yield from console.render(drawn, wide)  # type: ignore[misc]
-        if self.hidden:
-            named = ", ".join(name.replace("\n", " ") for name in self.hidden)
-            yield Text(f"Not shown: {named} (a wider terminal, or --json).", style="dim")
 
 
 def plain(value: Any) -> str:
