@@ -79,10 +79,6 @@ def shown() -> list[str]:
 
 GIVEN = {
     " step()": "import torch; step = lambda: torch.rand(8, 8) @ torch.rand(8, 8)",
-    "capture(config": (
-        "from pipeline.question.options import workload_values; config ="
-        " workload_values('dlrm_small')"
-    ),
     "MyNet": (
         "MyNet = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 224 * 224,"
         " 1000))"
