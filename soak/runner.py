@@ -161,7 +161,7 @@ def _done(workers: ProcessPoolExecutor, work: Work, seed: int, number: int) -> D
 
 def _stop(workers: ProcessPoolExecutor) -> None:
     """End the processes of a pool, whatever they do."""
-    for process in list((workers._processes or {}).values()):
+    for process in multiprocessing.active_children():
         process.kill()
     workers.shutdown(cancel_futures=True)
 

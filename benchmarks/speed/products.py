@@ -6,6 +6,7 @@ same run.
 
 from __future__ import annotations
 
+from functools import cache
 from statistics import median
 from time import process_time
 
@@ -68,19 +69,13 @@ def multiply_adds() -> int:
     )
 
 
-_RATES: list[float] = []
-
-
+@cache
 def product_rate() -> float:
     """Rate of large float32 products on one core, GFLOP/s; measured once."""
-    if not _RATES:
-        one, other = (
-            np.random.default_rng(0).random((2048, 2048), dtype=np.float32) for _ in range(2)
-        )
-        times = []
-        for _ in range(5):
-            begin = process_time()
-            one @ other
-            times.append(process_time() - begin)
-        _RATES.append(2 * 2048**3 / median(times) / 1e9)
-    return _RATES[0]
+    one, other = (np.random.default_rng(0).random((2048, 2048), dtype=np.float32) for _ in range(2))
+    times = []
+    for _ in range(5):
+        begin = process_time()
+        one @ other
+        times.append(process_time() - begin)
+    return 2 * 2048**3 / median(times) / 1e9

@@ -1,10 +1,10 @@
 """Compares predicted steps of timm's networks with those that its own benchmark measured, in training and inference.
 
     python benchmarks/steps/timm_networks.py [DATASETS_DIR] [--sets training inference] [--rows tuning report]
-        [--sample REPORT TUNING] [--graphs DIR] [--out ROWS.parquet] [--write docs/accuracy.md]
+        [--sample REPORT TUNING] [--out ROWS.parquet] [--write docs/accuracy.md]
 
 It needs timm. `evaluation/published/published_timm.py` names the measured tables and splits them into tuning and report
-rows. Capturing a step takes 2 to 5 s of CPU time, so graphs are kept in a folder (`--graphs`) until they are deleted.
+rows. Capturing a step takes 2 to 5 s of CPU time; the cache ($STEPTIME_CACHE) keeps graphs.
 `--sample` takes the rows of that many models with report rows, and with tuning rows, by the hash of their names.
 """
 
@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -23,14 +22,9 @@ from evaluation.checks.step_accuracy import with_errors
 from evaluation.pages.markdown import markdown, rewrite
 from evaluation.pages.step_tables import counted
 from evaluation.published.published_timm import GPUS, read_inference, read_training
-from pipeline.answers.engine import Engine
+from pipeline.answers.engine import STEPS, Engine
 from pipeline.answers.model_sources import AvailableModels
 from pipeline.errors import SteptimeError
-from pipeline.graph.capture import capture
-from pipeline.graph.device_calls import map_calls
-from pipeline.graph.gpu_memory import needed_bytes
-from pipeline.graph.graph_file import read_graph, write_graph
-from pipeline.graph.table import Graph
 from pipeline.paths import datasets_dir
 from pipeline.question.question import Question, questions_of
 
@@ -38,41 +32,6 @@ READERS = {"training": read_training, "inference": read_inference}
 
 FUSED_ATTENTION_SINCE = "2.0"
 """PyTorch from which timm's networks call fused attention."""
-
-
-@dataclass(frozen=True)
-class KeptGraphs:
-    """Steps of an engine: graphs from a folder, captured where they are not there."""
-
-    folder: Path
-
-    def file(self, question: Question) -> Path:
-        """Where the graph of a question is kept."""
-        options = question.workload["options"]
-        parts = (
-            question.workload["mode"],
-            options["network"],
-            question.workload["memory_format"],
-            options["side"],
-            question.batch_size,
-        )
-        return self.folder / f"{'-'.join(map(str, parts))}.parquet"
-
-    def graph(self, question: Question) -> Graph:
-        """The graph of a question's step."""
-        file = self.file(question)
-        if not file.is_file():
-            write_graph(capture(question.workload.plain(), question.batch_size), file)
-        return read_graph(file)
-
-    def calls(self, question: Question) -> pd.DataFrame:
-        """Device calls of a question's step on its GPU."""
-        return map_calls(self.graph(question), question.gpu)
-
-    def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
-        """Memory need; that of other batch sizes is taken as proportional, since no step is captured for it."""
-        need = needed_bytes(self.graph(question).memory, question.gpu)
-        return need if batch_size is None else need * batch_size // question.batch_size
 
 
 def question_of(row: pd.Series) -> Question:
@@ -110,9 +69,9 @@ def kind(calls: pd.DataFrame) -> str:
     )
 
 
-def compared(rows: pd.DataFrame, steps: KeptGraphs) -> Iterator[dict[str, object]]:
+def compared(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Each row with its prediction, or with the `reason` why there is none."""
-    engine = Engine(AvailableModels(), steps)
+    engine = Engine(AvailableModels())
     for _, row in rows.iterrows():
         try:
             question = question_of(row)
@@ -121,7 +80,7 @@ def compared(rows: pd.DataFrame, steps: KeptGraphs) -> Iterator[dict[str, object
             yield {**row, "reason": " ".join(str(error).split())}
             continue
         table = with_errors(row.to_frame().T, [found])
-        yield {**table.iloc[0], "kind": kind(steps.calls(question)), "reason": ""}
+        yield {**table.iloc[0], "kind": kind(STEPS.calls(question)), "reason": ""}
 
 
 def summary(rows: pd.DataFrame) -> str:
@@ -215,9 +174,6 @@ def main() -> int:
         metavar=("REPORT", "TUNING"),
         help="rows of only so many models",
     )
-    parser.add_argument(
-        "--graphs", type=Path, default=Path("results/timm_graphs"), help="folder of captured graphs"
-    )
     parser.add_argument("--out", type=Path, help="parquet file for all rows with predictions")
     parser.add_argument(
         "--write", type=Path, help="document in which the marked sections are replaced"
@@ -226,9 +182,7 @@ def main() -> int:
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
         return 2
-    args.graphs.mkdir(parents=True, exist_ok=True)
-    steps = KeptGraphs(args.graphs)
-    table = pd.DataFrame(compared(chosen_rows(args), steps))
+    table = pd.DataFrame(compared(chosen_rows(args)))
     rows, lost = table[table["reason"] == ""], table[table["reason"] != ""]
     print(f"{summary(rows)}\n\n{worst(rows)}")
     for line in lost.itertuples():

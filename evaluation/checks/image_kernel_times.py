@@ -1,5 +1,7 @@
 """Compares predicted kernels of convolutional networks with public traces: batch norm, pooling, element-wise, convolution.
 
+    STEPTIME_DATASETS=FOLDER python -m evaluation.checks.image_kernel_times
+
 The traces hold no shapes; shapes come from the models of `rebuilt_models.py`. The V100 trace set two
 constants of `pipeline/kernels/physics.py`. The RTX 2080 Ti trace is held out.
 """
@@ -16,6 +18,7 @@ from pipeline.graph.capture import observe
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.paths import datasets_dir
 from pipeline.trace.kineto_fields import DEVICE_CATEGORIES
 from pipeline.trace.load import load_trace
 
@@ -74,38 +77,7 @@ def compare(trace: str, gpu: str, datasets: Path) -> pd.DataFrame:
     )
 
 
-def convolutions(trace: str, gpu: str, datasets: Path) -> pd.DataFrame:
-    """Sums over convolutions by direction, window and stride, in the columns of `compare`."""
-    kernels, calls = traced_kernels(trace, datasets), predicted_calls(trace, gpu)
-    tables = []
-    for operator, name in (
-        ("aten::cudnn_convolution", "aten::convolution"),
-        ("aten::convolution_backward",) * 2,
-    ):
-        measured = (
-            kernels[kernels["operator"] == operator]
-            .groupby("op", sort=False)["dur_ns"]
-            .sum()
-            .to_numpy()
-            / 1e3
-        )
-        own = calls[calls["name"] == name]
-        first = (
-            own[own["family"].astype(str).str.startswith("conv2d")]
-            .groupby("node_id", sort=False)
-            .first()
-        )
-        table = first[["kernel_size", "stride", "in_channels"]].assign(
-            trace_us=measured,
-            predicted_us=own.groupby("node_id", sort=False)["kernel_us"].sum(),
-            operator=OPERATORS[name],
-        )
-        tables.append(table)
-    sums = (
-        pd.concat(tables)
-        .groupby(["operator", "kernel_size", "stride"])[["trace_us", "predicted_us"]]
-        .sum()
-    )
-    return sums.assign(
-        error_percent=100.0 * (sums["predicted_us"] / sums["trace_us"] - 1.0)
-    ).reset_index()
+if __name__ == "__main__":
+    for trace, gpu in TRACES.items():
+        table = compare(trace, gpu, datasets_dir() or Path()).round(1)
+        print(f"\n{trace} as {gpu}\n{table.to_string(index=False)}")

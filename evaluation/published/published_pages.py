@@ -35,14 +35,9 @@ def reading(file: Path, source_page: str = "docs/accuracy.md") -> Iterator[None]
     try:
         yield
     except FileNotFoundError:
-        raise missing(file, source_page) from None
+        raise TableError(f"{file}: no such file; {source_page} says where it comes from") from None
     except UNREADABLE as error:
         reason = " ".join(str(error).split())[:100] or type(error).__name__
         raise TableError(
             f"{file}: not in its published form ({reason}); {source_page} says where it comes from"
         ) from None
-
-
-def missing(file: Path, source_page: str = "docs/accuracy.md") -> TableError:
-    """The error of a file that is not there."""
-    return TableError(f"{file}: no such file; {source_page} says where it comes from")

@@ -1,7 +1,7 @@
 """Times of fp32 convolution gradients, and of depthwise and grouped convolutions.
 
 Gradients take the time of a forward pass of the same arithmetic, and extra time by rules from the V100 trace
-(`benchmarks/kernels/image_kernels.py --convolutions`). The data gradient at stride 1 takes as long as a forward
+(`evaluation/checks/image_kernel_times.py`). The data gradient at stride 1 takes as long as a forward
 convolution. Other gradients differ:
 
 - A data gradient with a larger stride runs in `dgrad_engine`, where cuDNN has no Winograd and no modern implicit

@@ -23,13 +23,13 @@ RELATIVE = 1e-9
 
 GRIDS = [
     # packs, a GPU with the same chip, cross-GPU models; bf16 and TF32 on GPUs that lack them
-    ["gpu=V100,A100,RTX4090", "model=dlrm_default,resnet50", "batch_size=16,48"],
+    ["gpu=V100,A100,RTX4090", "model=dlrm_default,dcgan", "batch_size=16,48"],
     ["gpu=V100,L4,H100", "model=bert_large", "model.layers=2", "batch_size=4", "model.dtype=bf16"],
     ["gpu=V100,A100", "model=gnmt", "batch_size=8,16"],
     # altered figures: each value is a GPU of its own
     [
         "gpu=V100,L4",
-        "model=resnet50,dlrm_default",
+        "model=dcgan,dlrm_default",
         "batch_size=16",
         "gpu.dram_gb_per_s=700,1400",
     ],
@@ -45,7 +45,7 @@ GRIDS = [
     ["gpu=V100,A100", "model=dlrm_default", "batch_size=256", "predict.cuda_graph=true"],
     [
         "gpu=V100",
-        "model=dlrm_default,resnet50",
+        "model=dlrm_default,dcgan",
         "batch_size=16",
         "predict.critical_path=published",
         "predict.draws=64",
@@ -86,7 +86,7 @@ def test_a_grid_has_the_numbers_of_single_predictions(overrides: list[str]) -> N
 
 
 def test_the_size_of_the_tables_changes_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = expand(["gpu=V100,L4", "model=dlrm_default,resnet50", "batch_size=16,32,64"])
+    points = expand(["gpu=V100,L4", "model=dlrm_default,dcgan", "batch_size=16,48"])
     together = in_order(points, engine(None).predict(points))
     monkeypatch.setattr(engine_module, "CALLS_AT_ONCE", 1)
     apart = in_order(points, engine(None).predict(points))
@@ -122,7 +122,7 @@ def test_a_point_that_cannot_be_predicted_does_not_end_the_grid() -> None:
     """PyTorch refuses bf16 products on Pascal, and a variant that was not fitted concerns its GPU alone."""
     with pytest.warns(SteptimeWarning, match="V100 has no bf16"):
         table = predict_grid(
-            gpu="P100,V100", model="bert_large", model__layers=2, batch_size=2, model__dtype="bf16"
+            gpu="P100,V100", model="dlrm_small", batch_size=64, model__dtype="bf16"
         )
     assert list(table["unpredicted"].notna()) == [True, False]
     assert "bf16" in table["unpredicted"].iloc[0] and pd.isna(table["predicted_us"].iloc[0])

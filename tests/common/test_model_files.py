@@ -14,8 +14,6 @@ from safetensors.numpy import load_file, save_file
 from evaluation.training.write_packs import write_by_gpu
 from pipeline.errors import PackError, SteptimeError
 from pipeline.model_files import (
-    check_shapes,
-    layer_shapes,
     read_arrays,
     read_by_gpu,
     read_json,
@@ -91,36 +89,6 @@ def test_arrays_that_are_no_numbers_are_neither_written_nor_read(
     assert not list(tmp_path.iterdir())
     save_file(arrays, path)
     assert "'weight0' has NaN" in refused(path, lambda: read_arrays(path, REMEDY))
-
-
-def test_shapes_name_axes_and_find_what_does_not_fit() -> None:
-    shapes = {"mean": ("inputs",), **layer_shapes(["inputs", 4, 1], before=("networks",))}
-    arrays = {
-        "mean": np.zeros(3),
-        "weight0": np.zeros((2, 3, 4)),
-        "bias0": np.zeros((2, 4)),
-        "weight1": np.zeros((2, 4, 1)),
-        "bias1": np.zeros((2, 1)),
-        "other": np.array([1]),
-    }
-    assert check_shapes("model", arrays, shapes) == {"inputs": 3, "networks": 2}
-    for name, wrong in {
-        "mean": np.zeros(2),
-        "weight1": np.zeros((3, 4, 1)),
-        "bias0": np.zeros((2, 4, 1)),
-        "bias1": np.zeros(2),
-    }.items():
-        with pytest.raises(
-            PackError,
-            match=r"arrays of the model have sizes that contradict each other: '.*' is .*, not ",
-        ):
-            check_shapes("model", {**arrays, name: wrong}, shapes)
-    with pytest.raises(PackError, match=r"array 'bias1' of the .* is missing"):
-        check_shapes(
-            "model", {name: array for name, array in arrays.items() if name != "bias1"}, shapes
-        )
-    with pytest.raises(PackError, match="'mean' has dtype int64"):
-        check_shapes("model", {**arrays, "mean": np.zeros(3, dtype=np.int64)}, shapes)
 
 
 def test_errors_without_a_file_get_one_and_others_keep_theirs(tmp_path: Path) -> None:
@@ -226,8 +194,3 @@ def test_the_same_arrays_are_the_same_bytes_whatever_the_order_of_their_metadata
         )
     first, *others = [(tmp_path / f"{i}.safetensors").read_bytes() for i in range(4)]
     assert all(other == first for other in others)
-    read, metadata = read_arrays(tmp_path / "0.safetensors", "refit")
-    assert {key: value.tolist() for key, value in read.items()} == {
-        key: value.tolist() for key, value in arrays.items()
-    }
-    assert {key: metadata[key] for key in facts} == facts

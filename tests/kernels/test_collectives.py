@@ -21,7 +21,6 @@ from pipeline.kernels.collective_bandwidth import (
     read_curves,
 )
 from pipeline.kernels.collective_formulas import OPS, kinds
-from pipeline.kernels.samples import with_families
 
 
 def calls(op="all_reduce", ranks=8, size=2**26, nodes=1):
@@ -101,6 +100,9 @@ def test_topology_decides_not_the_sum_of_links():
     ("name", "op"),
     [
         ("nccl:all_reduce", "all_reduce"),
+        ("ncclAllReduce", "all_reduce"),
+        ("c10d::allreduce_", "all_reduce"),
+        ("AllReduce", "all_reduce"),
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"),
         ("nccl:_all_gather_base", "all_gather"),
         ("_reduce_scatter_base", "reduce_scatter"),
@@ -212,18 +214,6 @@ def test_curves_survive_the_disk_and_damage_is_named(tmp_path):
     uneven.write_text(path.read_text().replace("16 3580", "16"))
     with pytest.raises(PackError, match="2 sizes and 1 times"):
         read_curves(uneven)
-
-
-@pytest.mark.parametrize(
-    "name", ["ncclAllReduce", "c10d::allreduce_", "nccl:all_reduce", "AllReduce"]
-)
-def test_names_that_nccl_and_pytorch_give_a_collective_are_its_own(name):
-    table = pd.DataFrame({"op": [name, "all_reduce"], "bytes": 1e6, "ranks": 8})
-    spec = load_gpu("H100")
-    predicted = load_predictor(spec, cluster=usual_cluster(spec)).predict(
-        with_families(table, "calls")
-    )
-    assert predicted["kernel_us"].nunique() == 1 and set(predicted["evidence"]) == {"pack"}
 
 
 @pytest.mark.parametrize(

@@ -307,20 +307,6 @@ def test_a_growing_disturbance_is_found_and_an_absent_one_is_not():
     assert not drift.estimate_drift(features, baseline, quiet, folds).detected
 
 
-def test_families_without_a_disturbance_are_spared_most_rounds(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        drift, "train_trees", lambda *a, **k: asked.append(1) or trees.train_trees(*a, **k)
-    )
-    rng = np.random.default_rng(0)
-    size = rng.uniform(5, 8, 900)
-    quiet, folds = np.exp(size) * np.exp(rng.normal(0, 0.02, 900)), np.arange(900) % 3
-    drift.estimate_drift(size[:, None], np.full(900, 6.0), quiet, folds)
-    assert len(asked) == 3
-    drift.estimate_drift(size[:, None], np.full(900, 6.0), quiet + np.linspace(0, 300, 900), folds)
-    assert len(asked) == 3 + 3 * drift.ROUNDS
-
-
 def test_quantiles_cover_eight_of_ten_new_residuals():
     rng = np.random.default_rng(0)
     time, residual = rng.uniform(3, 9, 4000), rng.normal(0, 1, 4000)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from evaluation.checks.image_kernel_times import compare
 from pipeline.answers.who_answers import kernel_predictor
-from pipeline.families.conv import with_gradients_us
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics
 from tests.kernels.shipped import convolution, shipped
@@ -85,45 +81,6 @@ def test_few_channels_on_large_images_have_no_fused_winograd_in_their_weight_gra
 
     assert ratio(64, 56) > 1.15
     assert ratio(512, 7) == pytest.approx(1.0, rel=0.05)
-
-
-def test_forward_convolutions_and_other_gradients_are_left_alone() -> None:
-    physics = Physics.of(load_gpu("V100"))
-    for family, window in (
-        ("conv2d_forward", 1),
-        ("conv2d_forward", 3),
-        (DATA, 1),
-        (DATA, 3),
-        (WEIGHT, 5),
-    ):
-        calls = windows(family, window, 28, (128, 128))
-        kernel = physics.kernel_us(family, calls)
-        assert list(with_gradients_us(physics.calls(family, calls), kernel)) == list(kernel)
-
-
-@settings(max_examples=40)
-@given(
-    family=st.sampled_from([DATA, WEIGHT]),
-    window=st.sampled_from([1, 3, 7]),
-    side=st.integers(7, 112),
-    channels=st.tuples(st.integers(1, 1024), st.integers(1, 1024)),
-    stride=st.integers(1, 2),
-    more=st.floats(1.0, 4.0),
-    figure=st.sampled_from(["measured_dram_gb_per_s", "measured_fp32_gflop_per_s"]),
-)
-def test_more_bandwidth_or_throughput_never_slows(
-    family: str,
-    window: int,
-    side: int,
-    channels: tuple[int, int],
-    stride: int,
-    more: float,
-    figure: str,
-) -> None:
-    gpu, calls = load_gpu("V100"), windows(family, window, side, channels, stride)
-    faster = replace(gpu, **{figure: more * getattr(gpu, figure)})
-    slow, fast = (float(Physics.of(each).kernel_us(family, calls)[0]) for each in (gpu, faster))
-    assert fast <= slow * (1.0 + 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ import pytest
 from pipeline.errors import PackError, SteptimeError
 from pipeline.kernels.network_training import (
     Recipe,
-    _outputs,
     minimise,
     shuffled_batches,
     train_network,
     uniform,
 )
-from pipeline.kernels.networks import Network, Periodic
+from pipeline.kernels.networks import Network
 
 torch = pytest.importorskip("torch")
 
@@ -40,39 +39,6 @@ def test_a_line_is_found_and_the_same_seed_gives_the_same_weights(options):
     assert not np.array_equal(line(0, 20, **options), line(1, 20, **options))
 
 
-def test_one_step_is_that_of_adamw():
-    # the first step of Adam is the learning rate in the direction of the gradient's sign
-    weight, free = torch.tensor([1.0, -2.0]), torch.tensor([4.0])
-    gradient = torch.tensor([3.0, -0.1])
-    minimise(
-        lambda: (weight * gradient).sum() - free.sum(),
-        [weight],
-        1,
-        0.01,
-        weight_decay=0.5,
-        undecayed=[free],
-        warm_up=None,
-    )
-    np.testing.assert_allclose(
-        weight.detach(), [1.0 * (1 - 0.005) - 0.01, -2.0 * (1 - 0.005) + 0.01], rtol=1e-6
-    )
-    np.testing.assert_allclose(free.detach(), [4.01], rtol=1e-6)
-
-
-def test_the_rate_rises_to_its_peak_and_falls():
-    weight, path = torch.zeros(1), []
-
-    def loss():
-        path.append(weight.item())
-        return weight.sum()
-
-    minimise(loss, [weight], 101, 1.0, warm_up=0.2, final_divisor=100.0)
-    # with an equal gradient, steps of Adam are as long as the rate, but for the cycled momentum (up to 10 %)
-    rates = -np.diff(path)
-    assert 18 <= rates.argmax() <= 30 and rates.max() == pytest.approx(1.0, rel=0.1)
-    assert rates[0] == pytest.approx(1 / 25, rel=0.01) and rates[-1] < 0.01
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_loss_that_is_no_number_stops_the_training_at_its_step(bad):
     weight, calls = torch.ones(2), []
@@ -90,54 +56,6 @@ def test_parameters_that_are_no_numbers_after_the_last_step_are_refused():
     weight = torch.zeros(1)  # the loss is 0, its gradient infinite
     with pytest.raises(SteptimeError, match=r"training diverged: parameters .* after step 1"):
         minimise(lambda: weight.abs().sqrt().sum(), [weight], 1, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("rows", "batch", "per_pass"), [(10, 3, 3), (10, 5, 2), (4, 9, 1), (1, 1, 1)]
-)
-def test_batches_pass_over_all_rows_in_a_new_order(rows, batch, per_pass):
-    batches = shuffled_batches(rows, batch, torch.Generator().manual_seed(0))
-    passes = [torch.cat([next(batches) for _ in range(per_pass)]).tolist() for _ in range(8)]
-    for order in passes:
-        assert len(order) == len(set(order)) == per_pass * min(batch, rows) and set(order) <= set(
-            range(rows)
-        )
-    assert rows == 1 or any(order != passes[0] for order in passes)
-
-
-@pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("frequencies", [0, 3])
-def test_numpy_evaluates_a_network_as_torch_trained_it(frequencies, relu):
-    columns, recipe = 7, Recipe(width=6, layers=3, frequencies=frequencies, units=2, relu=relu)
-    generator = torch.Generator().manual_seed(2)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.4
-
-    embedding = (
-        [normal(columns, 3), normal(columns, 6, 2), normal(columns, 2)] if frequencies else []
-    )
-    sizes = [columns * 3 if frequencies else columns, 6, 6, 6, 1]
-    layers = [
-        normal(*shape)
-        for a, b in zip(sizes[:-1], sizes[1:], strict=True)
-        for shape in ((a, b), (b,))
-    ]
-    x = normal(40, columns)
-    arrays, periodic = [layer.numpy() for layer in layers], [part.numpy() for part in embedding]
-    network = Network(
-        np.zeros(columns, np.float32),
-        np.ones(columns, np.float32),
-        0.0,
-        1.0,
-        tuple(arrays[::2]),
-        tuple(arrays[1::2]),
-        recipe.residual,
-        Periodic(*periodic) if periodic else None,
-        relu,
-    )
-    expected = _outputs(x, embedding, layers, recipe).numpy()
-    np.testing.assert_allclose(network.predict(x.numpy()), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_fewer_samples_than_a_batch_are_one_batch():

@@ -15,6 +15,7 @@ from pipeline.families.tensor_cores import LAYOUT_CONVERSION_SHARE, NCHW_LOADS, 
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics
+from tests.kernels.better_gpus import improved
 from tests.kernels.shipped import CONVOLUTIONS, convolution, shipped
 
 NHWC = '{"layout":"nhwc"}'
@@ -234,24 +235,5 @@ def test_more_of_any_figure_never_slows(
         input_size=side,
         stride=stride,
     )
-    slow, fast = (kernel_us(calls, each) for each in (spec, _more(spec, figure, factor)))
+    slow, fast = (kernel_us(calls, each) for each in (spec, improved(spec, figure, factor)))
     assert fast <= slow * (1.0 + 1e-9)
-
-
-def _more(gpu: GpuSpec, figure: str, factor: float) -> GpuSpec:
-    """The GPU with `factor` times of one figure."""
-    if figure == "dram":
-        return replace(
-            gpu,
-            dram_gb_per_s=factor * gpu.dram_gb_per_s,
-            measured_dram_gb_per_s=factor * gpu.peak_dram_gb_per_s(),
-        )
-    if figure == "l2":
-        return replace(gpu, measured_l2_gb_per_s=factor * gpu.peak_l2_gb_per_s())
-    changed = {
-        "clock": ("boost_clock_mhz",),
-        "power": ("tdp_w",),
-        "fp32": ("fp32_gflop_per_s",),
-        "tensor": ("fp16_gflop_per_s", "tf32_gflop_per_s"),
-    }[figure]
-    return replace(gpu, **{name: factor * getattr(gpu, name) for name in changed})

@@ -15,6 +15,7 @@ from pipeline.question.compose import choices
 from pipeline.question.question import expand
 from tests.question.test_options import way_of
 
+MANY = 20
 BASH = shutil.which("bash")
 
 
@@ -32,9 +33,10 @@ def completed(word: str, *given: str) -> list[str]:
 def test_every_value_that_is_offered_is_accepted() -> None:
     keys = dict.fromkeys(key for way in choices("parallel") for key in keys_of("dlrm_default", way))
     for key in keys:
-        for value in (
-            values(key, "dlrm_default") if not key.startswith(("edit.", "experiment")) else ()
-        ):
+        offered = values(key, "dlrm_default")
+        if len(offered) > MANY:  # names of files, which are all composed elsewhere
+            offered = (*offered[:3], *offered[-3:])
+        for value in offered if not key.startswith(("edit.", "experiment")) else ():
             # options that a value needs beside it
             more = {
                 "model.precision": ["model.dtype=bf16"],

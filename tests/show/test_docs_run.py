@@ -54,8 +54,12 @@ NIGHTLY = re.compile(
     r" --page|gpu.dram_gb_per_s=|bert_large model.dtype=default|regnet"
     r"|compile=false,true|model=hstu .*uniform,full|ddp,fsdp|my_plan|round_robin,|plan_sharding\("
     r'|advise\(|predict_grid\(|="1,2,4,8"|mlflow\.pyfunc'
+    r"|advise gpu=V100|gpu=V100,A100,T4 model=dlrm_default,resnet50|A100,L4,H100|diff --trace"
+    r"|gpu=RTX2080Ti,V100"
 )
-"""Commands and blocks that take more than a few seconds, or use what such a command made."""
+"""Commands and blocks that take more than a few seconds, or use what such a command made.
+
+`make test` runs commands of the same kind on smaller steps: `tests/show/test_widths.py`, and those beside each part."""
 
 
 def shown() -> list[str]:

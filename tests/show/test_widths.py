@@ -15,6 +15,10 @@ from tests.predictions import predicted
 from tests.simulate.test_trace_commands import steps
 
 SMALL = "model=dlrm_small batch_size=64 predict.draws=10"
+SLOW = "model.read_loss=before_backward model.foreach=false"
+ADVISED = f"model=dlrm_small batch_size=256 predict.draws=10 {SLOW}"
+"""The step of `tests/answers/test_advice.py`, whose changes are captured once."""
+
 LONG = "gpu=A100-SXM4-80GB,H100-PCIe"
 OPTIONS = "model.interaction=by_parts,fused predict.cuda_graph=false,true model.dtype=default,fp16"
 
@@ -31,7 +35,7 @@ COMMANDS = [
     f"compare gpu=A100-SXM4-80GB {SMALL} devices=1,2,4",
     f"diff gpu=A100-SXM4-80GB gpu=H100-PCIe {SMALL}",
     f"diff gpu=A100-SXM4-80GB {SMALL} batch_size=128",
-    f"advise gpu=A100-SXM4-80GB {SMALL}",
+    f"advise gpu=V100 {ADVISED} --same-results",
     f"plan samples_per_dollar {LONG} {SMALL} {OPTIONS}",
     "summary results={folder}",
     "replay {trace}",

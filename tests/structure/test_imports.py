@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -229,66 +228,12 @@ def test_every_module_name_occurs_once() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-SCRIPT_FOLDERS = ("benchmarks", "tests", "workflow/scripts", "evaluation/scripts")
-"""Folders whose files are run or collected one by one. What they share is in `pipeline/`, or in a package of `tests`."""
-
-TESTS_OF_THE_PATH = {"tests/workloads/test_user_files.py"}
-"""Tests of what `model=custom` does to the path of modules: they read it, or run a program that sets its own."""
-
-
-def scripts() -> dict[str, str]:
-    files = (path for folder in SCRIPT_FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
-    return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in files}
-
-
-def strangers(text: str, known: set[str]) -> list[str]:
-    """Modules of this list that a script imports by their bare names, and lines that name the path of modules."""
-    found = [
-        f"names {node.value.id}.path"
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Attribute)
-        and node.attr == "path"
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "sys"
-    ]
-    for node in ast.walk(ast.parse(text)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-        found += [f"imports {name}" for name in names if name.partition(".")[0] in known]
-    return found
-
-
-def test_no_test_or_benchmark_edits_the_path_of_modules_or_imports_another_script() -> None:
-    stems = {Path(name).stem for name in scripts()} - set(sys.stdlib_module_names)
-    assert len(stems) > 100
-    found = {
-        name: strangers(text, stems)
-        for name, text in scripts().items()
-        if name not in TESTS_OF_THE_PATH
-    }
-    assert not {name: lines for name, lines in found.items() if lines}
-
-
-def test_an_edited_path_and_a_borrowed_script_would_be_found() -> None:
-    text = (
-        "import sys\nsys.path.insert(0, 'benchmarks')\nfrom squad import make_step\nimport masters,"
-        " numpy\n"
-    )
-    assert strangers(text, {"squad", "masters"}) == [
-        "names sys.path",
-        "imports squad",
-        "imports masters",
-    ]
-    assert not strangers("from evaluation.workloads.squad_step import make_step\n", {"squad_step"})
-
-
 def test_workloads_that_benchmarks_and_published_steps_name_exist() -> None:
-    texts = [text for name, text in scripts().items() if name.startswith("benchmarks/")]
-    texts += [page.read_text("utf-8") for page in (ROOT / "docs" / "accuracy").glob("*.md")]
+    pages = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "docs" / "accuracy").glob("*.md")]
     named = {
         found
-        for text in texts
-        for found in re.findall(r'model\.target(?:": "|=)([\w.]+):(\w+)', text)
+        for page in pages
+        for found in re.findall(r'model\.target(?:": "|=)([\w.]+):(\w+)', page.read_text("utf-8"))
     }
     assert len(named) == 4
     assert all(

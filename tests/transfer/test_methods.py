@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from evaluation.training.published_networks import SMALL, PublishedNetwork, train_published
 from pipeline.errors import InputError, SteptimeWarning, TableError, UnknownNameError
@@ -87,53 +85,6 @@ def test_auto_names_its_choice_per_row(measured: pd.DataFrame) -> None:
     )
     found = by_auto(samples, load_gpu("V100"), load_gpu("T4"))
     assert list(found["method"]) == ["utilisation"] * 6 + ["wave"]
-
-
-@settings(max_examples=10)
-@given(
-    pair=st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)),
-    what=st.sampled_from(["dram_gb_per_s", "boost_clock_mhz", "fp32_gflop_per_s"]),
-    factor=st.floats(1.0, 4.0),
-)
-def test_auto_is_never_slower_with_more_bandwidth_or_clock(
-    pair: tuple[str, str], what: str, factor: float
-) -> None:
-    rows = pd.DataFrame(
-        {
-            "family": ["gemm", "elementwise", "softmax"],
-            "op": ["linear", "add", "softmax"],
-            "B": [1, 8192, 8192],
-            "M": [700, np.nan, np.nan],
-            "N": [900, np.nan, np.nan],
-            "K": [1100, np.nan, np.nan],
-            "H": [np.nan, 999, 999],
-            "latency_us": [200.0, 150.0, 160.0],
-        }
-    )
-    conv = {
-        "family": "conv2d_forward",
-        "op": "conv",
-        "B": 16,
-        "in_channels": 64,
-        "out_channels": 96,
-        "kernel_size": 3,
-        "input_size": 56,
-        "stride": 1,
-        "padding": 1,
-        "latency_us": 300.0,
-    }
-    rows = pd.concat(
-        [rows, pd.DataFrame([conv, {"family": "other", "op": "roll", "latency_us": 40.0}])]
-    )
-    origin, destination = (load_gpu(name) for name in pair)
-    unmeasured = {
-        key: None
-        for key in ("measured_dram_gb_per_s", "measured_l2_gb_per_s", "measured_fp32_gflop_per_s")
-    }
-    destination = replace(destination, name="variant", **unmeasured)
-    better = replace(destination, **{what: getattr(destination, what) * factor})
-    before, after = (by_auto(rows, origin, gpu)["predicted_us"] for gpu in (destination, better))
-    assert (after <= before * (1 + 1e-9)).all()
 
 
 def test_siblings_share_the_whole_residual() -> None:

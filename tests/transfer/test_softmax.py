@@ -8,12 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evaluation.training.left_out_gpu import shortened
-from evaluation.training.recipes import RECIPES
-from evaluation.training.utilisation_train import train_utilisation
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.kernels.error_metrics import gmae
 from pipeline.transfer.gpu_features import block_rounds, block_threads, softmax_features
 
 
@@ -67,21 +62,3 @@ def test_features_hold_no_bandwidth_and_no_clock() -> None:
 
 def test_an_empty_row_has_finite_features() -> None:
     assert np.isfinite(softmax_features(_calls([(0, 64), (64, 0)]), load_gpu("H100"))).all()
-
-
-@pytest.mark.nightly
-def test_a_law_without_hidden_layers_is_learned_and_predicted_alike() -> None:
-    """Made-up latencies, not measurements: DRAM at the sustained bandwidth, above a floor of 30 us."""
-    random = np.random.default_rng(5)
-    size = np.exp(random.uniform(np.log(256), np.log(4096), (200, 2))).round()
-    calls = pd.DataFrame({"op": "softmax", "B": 4.0 * size[:, 0], "H": size[:, 1]})
-    parts = []
-    for gpu in ("P100", "T4", "V100", "A100-PCIE-40GB"):
-        kernel = 8.0 * calls["B"] * calls["H"] / sustained_dram_gb_per_s(load_gpu(gpu)) / 1e3
-        parts.append(
-            calls.assign(gpu=gpu, family="softmax", latency_us=np.maximum(30.0, 16.0 + kernel))
-        )
-    model = train_utilisation(pd.concat(parts[:3]), "softmax", shortened(RECIPES["softmax"], 300))
-    assert model.shape.depth == 0
-    predicted = model.kernel_and_latency(calls, load_gpu("A100-PCIE-40GB"))[1]
-    assert gmae(predicted, parts[3]["latency_us"].to_numpy(dtype=np.float64)) < 0.12

@@ -18,11 +18,11 @@ from pipeline.answers.gap_models import tensor_core_gemm_model
 from pipeline.families.tensor_products import misaligned
 from pipeline.families.tensor_products import on_tensor_cores_with_dims as covered
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import peak_gflop_per_s, sustained_gflop_per_s
 from pipeline.transfer.output_tiles import FAMILY
 from pipeline.transfer.shipped_models import kernel_us, tensor_model, time_ratio
 from pipeline.transfer.utilisation import UtilisationModel
+from tests.kernels.better_gpus import improved
 
 NAMES = ("A100-PCIE-40GB", "A10", "RTX3090", "L4", "H100-PCIe", "V100", "T4")
 
@@ -42,22 +42,10 @@ def model() -> UtilisationModel:
     return found
 
 
-def improved(gpu: GpuSpec, what: str, factor: float) -> GpuSpec:
-    bare = replace(gpu, measured_dram_gb_per_s=None, measured_l2_gb_per_s=None)
-    tensor = {"fp16_gflop_per_s": bare.fp16_gflop_per_s * factor}
-    if bare.tf32_gflop_per_s and bare.bf16_gflop_per_s:
-        tensor |= {
-            name: getattr(bare, name) * factor for name in ("tf32_gflop_per_s", "bf16_gflop_per_s")
-        }
-    if what == "clock":
-        return replace(bare, boost_clock_mhz=bare.boost_clock_mhz * factor, **tensor)
-    return replace(bare, **(tensor if what == "tensor" else {what: getattr(bare, what) * factor}))
-
-
 @settings(max_examples=60)
 @given(
     gpu=st.sampled_from(NAMES),
-    what=st.sampled_from(["dram_gb_per_s", "clock", "tensor", "tdp_w"]),
+    what=st.sampled_from(["dram", "clock", "tensor", "power"]),
     factor=st.floats(1.0, 8.0),
     sizes=st.tuples(*[st.integers(1, 32768)] * 3),
     dtype=st.sampled_from(["fp16", "bf16", "tf32"]),

@@ -56,7 +56,12 @@ def product(at: float, i: int, kernel_name: str, took: float, kind: str) -> list
 
 
 def convolution(
-    kernel_name: str, took: float, kind: str, *sizes: list[int]
+    kernel_name: str,
+    took: float,
+    kind: str,
+    *sizes: list[int],
+    name: str = "aten::cudnn_convolution",
+    **said: list[str],
 ) -> list[dict[str, Any]]:
     shapes = {
         "Input Dims": [*sizes, [], [], [], [], [], []],
@@ -64,7 +69,7 @@ def convolution(
     }
     return [
         STEP,
-        op("aten::cudnn_convolution", 1, 13, **shapes),
+        op(name, 1, 13, **shapes, **said),
         launch(5, 7, 1),
         kernel(kernel_name, 10, 10 + took, 1, **GRID),
     ]
@@ -212,6 +217,34 @@ def test_a_convolution_keeps_its_groups_and_both_sides_of_its_window(tmp_path: P
         3,
     )
     assert (call["input_size"], call["input_size_w"], call["groups"]) == (17, 34, 4)
+
+
+CUDNN = ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"]  # padding first
+NEUTRAL = ["", "", "", "[2, 1]", "[0, 1]", "[3, 3]"]
+
+
+@pytest.mark.parametrize(
+    "name, values, window",
+    [
+        ("aten::cudnn_convolution", CUDNN, (2, 2, 1, 1, 1)),
+        ("aten::conv2d", NEUTRAL, (2, 1, 0, 1, 3)),
+        ("aten::convolution", ["", "", "", "[2]", "[0]", "[1]"], (2, 2, 0, 0, 1)),
+        ("aten::cudnn_convolution", None, (1, 1, 1, 1, 1)),
+        ("aten::cudnn_convolution", ["", ""], (1, 1, 1, 1, 1)),
+        ("aten::cudnn_convolution", ["", "", "?", "[2, 2]", "[1, 1]"], (1, 1, 1, 1, 1)),
+    ],
+)
+def test_a_window_moves_as_the_trace_says_and_as_usual_before_pytorch_2_1(
+    tmp_path: Path, name: str, values: list[str] | None, window: tuple[int, ...]
+) -> None:
+    """Stride and padding by side, and dilation. Taken for one of stride 1, a convolution had four times its arithmetic."""
+    said = {} if values is None else {"Concrete Inputs": values}
+    sizes = [8, 64, 56, 56], [128, 64, 3, 3]
+    events = convolution("implicit_convolve_sgemm", 200, "float", *sizes, name=name, **said)
+    call = traced(tmp_path, events).calls("T4").iloc[0]
+    assert call["family"] == "conv2d_forward"
+    columns = ["stride", "stride_w", "padding", "padding_w", "dilation"]
+    assert tuple(call[columns]) == window
 
 
 def test_what_a_call_is_follows_from_its_category_not_from_words_in_its_name(

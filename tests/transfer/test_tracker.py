@@ -91,12 +91,6 @@ def test_a_batch_is_a_number_of_samples(batch_size: object) -> None:
         pass
 
 
-def test_a_loaded_trace_answers_for_all_gpus(tracked: TrackedTrace) -> None:
-    table = tracked.to_all(["T4", "H100"])
-    assert list(table["gpu"]) == ["H100", "T4"]
-    assert tracked.to("T4").predicted_us == table["predicted_us"][1]
-
-
 def test_a_step_whose_host_is_the_longer_is_bound_by_it() -> None:
     moved = load_trace(public("rtx2080ti_linear")).to("H100")
     assert moved.active_us < 0.2 * moved.predicted_us and moved.bound == "host"
