@@ -35,7 +35,7 @@ def test_tf32_where_there_is_none_is_fp32_and_says_so(gpu: str) -> None:
 
 @pytest.mark.parametrize("gpu", ["V100", "T4"])
 def test_convolutions_in_emulated_bf16_are_slower_than_in_fp32(gpu: str) -> None:
-    emulated, plain = found(gpu, "dcgan", "bf16"), found(gpu, "dcgan", "fp32")
+    emulated, plain = found(gpu, "resnet50", "bf16"), found(gpu, "resnet50", "fp32")
     assert emulated.predicted_us > 1.3 * plain.predicted_us
     (text,) = emulated.warnings
     assert text.startswith(f"{gpu} has no bf16:") and "without cuDNN" in text
@@ -44,7 +44,7 @@ def test_convolutions_in_emulated_bf16_are_slower_than_in_fp32(gpu: str) -> None
 
 def test_emulated_products_run_at_the_rate_of_fp32() -> None:
     emulated, plain, half = (
-        found("V100", "transformer", dtype) for dtype in ("bf16", "fp32", "fp16")
+        found("V100", "bert_large", dtype, "model.layers=2") for dtype in ("bf16", "fp32", "fp16")
     )
     assert emulated.families_us["gemm"] == pytest.approx(plain.families_us["gemm"], rel=0.1)
     assert half.families_us["gemm"] < 0.5 * emulated.families_us["gemm"]
