@@ -29,6 +29,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.overheads.trace_overheads import PUBLIC_TRACES
 from pipeline.paths import CAMPAIGN, Artifacts, campaign_gpus, datasets_dir, measurements_dir
 from pipeline.prediction import Prediction
+from pipeline.question.compiled_target import as_written
 from pipeline.question.compose import from_snakemake
 from pipeline.question.question import LOCAL_GPU, Question, expand
 from pipeline.question.settings import KernelSettings, plain
@@ -131,8 +132,8 @@ class Flow:
         return {(p.model, p.model_variant, p.batch_size): p for p in reversed(self.points)}[key]
 
     def captured_model(self, wildcards: Any) -> dict[str, Any]:
-        """Params function: the `model` section of a captured graph."""
-        return self.workload(wildcards).section("model")
+        """Params function: the `model` section of a captured graph, which all GPUs share: compiled steps are those of a GPU."""
+        return as_written(self.workload(wildcards).section("model"))
 
     def captured_files(self, wildcards: Any) -> dict[str, str]:
         """Params function: digests of the files that a captured workload names, such as the user's own module."""

@@ -275,7 +275,7 @@ KEYS = (
     "batch_size", "gpu", "model", "kernels", "overheads", "model.dim", "model.tables", "model.rows",
     "model.lookups", "model.dtype", "model.bottom_mlp", "model.top_mlp", "model.optimizer",
     "model.foreach", "model.distribution", "predict.draws", "predict.seed", "predict.cuda_graph",
-    "predict.critical_path", "overheads.host_scale", "edit.remove", "edit.fuse", "edit.substitute",
+    "predict.critical_path", "overheads.host_scale", "edit.remove", "edit.substitute",
     "gpu.sms", "gpu.dram_gb_per_s", "gpu.boost_clock_mhz", "gpu.memory_gib", "gpu.pcie_lanes",
     "gpu.name", "kernels.seed", "collect.step_seconds", "model", "model.name", "gpu.sources",
     "model.bottom_mlp[0]", "hydra.run.dir", "results", "experiment", "model.loss",

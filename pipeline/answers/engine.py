@@ -45,6 +45,7 @@ from pipeline.answers.step_prediction import (
 )
 from pipeline.errors import SteptimeError
 from pipeline.graph.graph_file import read_graph
+from pipeline.graph.step_modules import AS_WRITTEN
 from pipeline.graph.step_store import StepStore, between_ranks
 from pipeline.graph.table import Graph
 from pipeline.hardware.hosts import load_host
@@ -158,14 +159,21 @@ class StepFiles:
     calls_file: str
 
     def graph(self, question: Question) -> Graph:
-        """The graph in the file; those of further pieces of a model come from the process's steps."""
-        return STEPS.graph(question) if _is_further(question) else read_graph(self.graph_file)
+        """The graph in the file; that of a further piece of a model, or of a compiled step, is one of the process's steps."""
+        return STEPS.graph(question) if self._is_other(question) else read_graph(self.graph_file)
 
     def calls(self, question: Question) -> pd.DataFrame:
         """The calls in the file, with collectives between the GPUs of the question."""
-        if _is_further(question):
+        if self._is_other(question):
             return STEPS.calls(question)
         return between_ranks(read_table(self.calls_file, "calls"), question)
+
+    def _is_other(self, question: Question) -> bool:
+        return (
+            _is_further(question)
+            or bool(question.workload.get("compile"))
+            or read_graph(self.graph_file).computed.get("compiled") == AS_WRITTEN
+        )
 
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """As `StepStore.memory_bytes`."""

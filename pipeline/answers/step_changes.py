@@ -144,12 +144,6 @@ CANDIDATES = (
         for name in PLANS
     ),
     Candidate(
-        "edit.fuse",
-        "elementwise",
-        (),
-        "a kernel of your own for each chain; torch.compile gains more",
-    ),
-    Candidate(
         "model.dtype",
         "tf32",
         ("default", "fp32"),

@@ -199,7 +199,7 @@ def predict_step(
         with_interval: whether errors are drawn. Without them, p10 and p90 are the step time, and it is not known from which
             host on the device is the limit.
     """
-    program = as_asked(program, question.predict)
+    program = as_asked(program, question.predict, step.computed.get("compiled", ""))
     if question.predict.cuda_graph:  # the measured step launched each kernel separately
         measured_us = None
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]

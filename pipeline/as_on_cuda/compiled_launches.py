@@ -7,11 +7,11 @@ the launches. Instead of compiled code, the traced graph runs without data.
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from pipeline.as_on_cuda.compiler_gpu import CUDA, Target, gpu_of_compiler
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.scheduled_kernels import Launch, describe
-from pipeline.as_on_cuda.torch_names import compiler, storage_id, tree_map
+from pipeline.as_on_cuda.torch_names import compiler, tree_map
 
 HOST = torch.device("cpu")
 
@@ -37,14 +37,12 @@ class Part:
         launches: of its forward pass, and of its backward pass.
         modules: names of the modules whose operators it computes, as the compiler has them: from `root` on.
         root: the module whose code it is; None outside of all.
-        moved: bytes that each pass moves by the compiler's own count.
     """
 
     weights: tuple[str, ...] = ()
     launches: list[Launch] = field(default_factory=list)
     modules: set[str] = field(default_factory=set)
     root: Any = None
-    moved: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -55,12 +53,14 @@ class Compiled:
         parts: in the order in which they were compiled.
         calls: of compiled functions, in their order: the name of each, and the parts that it ran, with values that it read.
         updates: launches of each compiled step of an optimizer.
+        options: names of the compiler's options that the user has set.
         running: not empty while a compiled function runs.
     """
 
     parts: list[Part] = field(default_factory=list)
     calls: list[tuple[str, list[Part]]] = field(default_factory=list)
     updates: list[list[Launch]] = field(default_factory=list)
+    options: set[str] = field(default_factory=set)
     running: list[Any] = field(default_factory=list)
 
     def called(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,15 +81,6 @@ class Compiled:
             read = Launch(READ, "forward", inputs=[value])
             self.calls[-1][1].append(Part(launches=[read]))
 
-    @property
-    def launches(self) -> list[Launch]:
-        """All launches."""
-        return [launch for part in self.parts for launch in part.launches]
-
-
-class _ScheduledError(Exception):
-    """The launches of a graph are known: nothing further is compiled."""
-
 
 @contextmanager
 def quiet_compiler() -> Iterator[None]:
@@ -97,6 +88,7 @@ def quiet_compiler() -> Iterator[None]:
     with (
         compiler("_inductor.config").patch(force_disable_caches=True, compile_threads=1),
         compiler("_functorch.config").patch(enable_autograd_cache=False),
+        compiler("_dynamo.config").patch(automatic_dynamic_shapes=False),
     ):
         yield
 
@@ -117,9 +109,8 @@ def compiling(
     rewrite = getattr(stages, "_recursive_joint_graph_passes")  # noqa: B009
 
     def rewritten(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        mode = _mode_of(node.meta.get("val") for node in graph.graph.nodes)
+        mode = _mode_of(node.meta.get("val") for node in _inputs(graph))
         with gpu_of_compiler(target):
-            _to_gpu(graph, mode)
             return rewrite(_decomposed(graph, mode), *args, **kwargs)
 
     def backend(graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
@@ -135,8 +126,7 @@ def compiling(
         def noted(*args: Any) -> Any:
             results = run(*args)
             if compiler("TracingContext").try_get() is not None:  # asked for its results' strides
-                mode = compiler("detect_fake_mode")(args)
-                return tree_map(lambda each: _placed(each, mode, HOST), results)
+                return tree_map(lambda each: _placed(each, _mode_of(args), HOST), results)
             if found.calls:
                 found.calls[-1][1].append(part)
             return results
@@ -151,11 +141,7 @@ def compiling(
 
 def _weights(graph: Any) -> tuple[str, ...]:
     """Names of the weights that a graph of the forward pass trains."""
-    given = {
-        str(node.target): node.meta.get("example_value")
-        for node in graph.graph.nodes
-        if node.op == "placeholder"
-    }
+    given = {str(node.target): node.meta.get("example_value") for node in _inputs(graph)}
     return tuple(
         name
         for name, value in given.items()
@@ -182,82 +168,60 @@ def _scheduled(
 ) -> Any:
     """Lower one pass, note its launches, and return what runs in its place."""
     stages, lowering = compiler("compile_fx"), compiler("GraphLowering")
-    mode = compiler("detect_fake_mode")(inputs) or compiler("V").fake_mode
+    mode = _mode_of(inputs) or compiler("V").fake_mode
     phase = "backward" if options.get("is_backward") else "forward"
-    run = _on_host(graph)
-    stages.view_to_reshape(run)
-    _propagate(run, graph, inputs, mode)
+    results = torch.fx.node.map_arg(
+        graph.graph.output_node().args[0], lambda node: node.meta.get("val")
+    )
 
-    def stop(lowered: Any) -> None:
+    def run(*args: Any) -> list[Any]:
+        return [_placed(each, _mode_of(args), HOST) for each in results]
+
+    def stop(lowered: Any) -> Any:
+        """In place of the code: note the kernels, and let the results be computed without data."""
         lowered.init_wrapper_code()
         lowered._update_scheduler()
         with compiler("V").set_graph_handler(lowered):
             for node in lowered.scheduler.nodes:
                 part.launches += describe(node, phase)
-            sizes = [node.get_read_write_buffers_sizes() for node in lowered.scheduler.nodes]
-            part.moved[phase] = sum(sizes)
-        _tell_strides(lowered)
-        raise _ScheduledError
+        return SimpleNamespace(call=run)
 
-    with (
-        gpu_of_compiler(target),
-        replaced(stages, fake_tensor_prop=lambda *_, **__: mode),
-        replaced(lowering, compile_to_module=stop),
-    ):
-        _to_gpu(graph, mode)
-        moved = [_placed(each, mode, CUDA) for each in inputs]
-        try:
-            stages.compile_fx_inner(graph, moved, **options)
-        except Exception:  # the compiler wraps what stops it
-            if phase not in part.moved:
-                raise
-    return compiler("make_boxed_func")(run.forward)
-
-
-def _propagate(run: Any, graph: Any, inputs: Sequence[Any], mode: Any) -> None:
-    """Write into a graph the strides that its tensors have; those of a backward pass are known only when it is lowered."""
-    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-
-    here = [_placed(each, mode, HOST) for each in inputs]
-    FakeTensorProp(run, mode=mode).propagate_dont_convert_inputs(*here)
-    for node, other in zip(graph.graph.nodes, run.graph.nodes, strict=True):
-        if "val" in other.meta:
-            node.meta["val"] = other.meta["val"]
-
-
-def _tell_strides(lowered: Any) -> None:
-    """Tell the backward pass the strides that the results of the forward pass really have."""
-    context = compiler("TracingContext").try_get()
-    if context is None or context.output_strides is None or context.output_strides:
-        return
-    for result in lowered.graph_outputs or ():
-        tensor = isinstance(result, compiler("ir").IRNode) and result.has_tensor_output()
-        strides = tuple(map(int, result.get_layout().stride)) if tensor else None
-        context.output_strides.append(strides)
+    with gpu_of_compiler(target), replaced(lowering, compile_to_module=stop):
+        stages.compile_fx_inner(graph, [_placed(each, mode, CUDA) for each in inputs], **options)
+    return compiler("make_boxed_func")(run)
 
 
 def _decomposed(graph: Any, mode: Any) -> Any:
-    """Inductor's decompositions of a graph of both passes; some of them ask for the device."""
+    """A graph of both passes on the GPU, with Inductor's decompositions, some of which ask for the device."""
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.traceback import preserve_node_meta
 
-    for node in graph.graph.nodes:  # a new trace keeps this name alone
-        if of_forward := node.meta.get("fwd_nn_module_stack"):
+    def rename(value: Any) -> Any:
+        return CUDA if isinstance(value, torch.device) else value
+
+    for node in graph.graph.nodes:
+        if of_forward := node.meta.get("fwd_nn_module_stack"):  # a new trace keeps this name alone
             node.meta["nn_module_stack"] = of_forward
-    places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        node.args, node.kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), rename)
+        if node.op == "get_attr":
+            setattr(graph, node.target, _placed(getattr(graph, node.target), mode, CUDA))
+    places = _inputs(graph)
     table = {**compiler("select_decomp_table")(), torch.ops.aten.bernoulli.p: _drawn}
     with preserve_node_meta(), torch.no_grad(), mode:
         traced: Any = make_fx(
             torch.fx.Interpreter(graph).run, decomposition_table=table, _allow_non_fake_inputs=True
-        )(*[node.meta["val"] for node in places])
-    new = [node for node in traced.graph.nodes if node.op == "placeholder"]
-    for node, old in zip(new, places, strict=True):
+        )(*[_placed(node.meta["val"], mode, CUDA) for node in places])
+    for node, old in zip(_inputs(traced), places, strict=True):
         node.name = node.target = old.target
-        node.meta.update(old.meta)
+        node.meta = {**old.meta, **node.meta}
     traced.graph.output_node().meta.update(graph.graph.output_node().meta)
     traced.recompile()
     traced.meta = graph.meta
     return traced
+
+
+def _inputs(graph: Any) -> list[Any]:
+    return [node for node in graph.graph.nodes if node.op == "placeholder"]
 
 
 def _drawn(x: Tensor, p: float = 0.5, *, generator: Any = None) -> Tensor:
@@ -271,64 +235,8 @@ def _mode_of(values: Iterable[Any]) -> Any:
 
 def _placed(value: Any, mode: Any, device: torch.device) -> Any:
     """A tensor without data on another device; other values as they are."""
-    if not isinstance(value, compiler("FakeTensor")) or value.device == device:
+    if not isinstance(value, Tensor) or value.device == device:
         return value
-    with torch.no_grad(), _no_modes():
+    with torch.no_grad(), compiler("_disable_current_modes")():
         bare = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
         return compiler("FakeTensor")(mode, bare, device)
-
-
-def _no_modes() -> Any:
-    return compiler("_disable_current_modes")()
-
-
-def _renamed(graph: Any, device: torch.device) -> None:
-    """Name another device in the arguments of a graph's operators."""
-
-    def rename(value: Any) -> Any:
-        return device if isinstance(value, torch.device) else value
-
-    for node in graph.graph.nodes:
-        node.args = torch.fx.node.map_aggregate(node.args, rename)
-        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, rename)
-
-
-def _to_gpu(graph: Any, mode: Any) -> None:
-    """Put a graph on the GPU, in place; tensors that share memory still do."""
-    storages: dict[int, Any] = {}
-
-    def move(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.device.type != "cpu":
-            return value
-        size, key = int(value.untyped_storage().nbytes()), storage_id(value)
-        with torch.no_grad(), _no_modes():
-            if key not in storages:
-                storages[key] = torch.empty(size, dtype=torch.uint8, device="meta")
-            bare = torch.empty(0, dtype=value.dtype, device="meta").set_(
-                storages[key].untyped_storage(),
-                value.storage_offset(),
-                value.size(),
-                value.stride(),
-            )
-            return compiler("FakeTensor")(mode, bare, CUDA)
-
-    _renamed(graph, CUDA)
-    for node in graph.graph.nodes:
-        for key in ("val", "example_value"):
-            if key in node.meta:
-                node.meta[key] = tree_map(move, node.meta[key])
-        if node.op == "get_attr" and isinstance(getattr(graph, node.target, None), Tensor):
-            setattr(graph, node.target, move(getattr(graph, node.target)))
-    graph.recompile()
-
-
-def _on_host(graph: Any) -> Any:
-    """A copy of a graph that runs on CPU tensors."""
-    run = copy.deepcopy(graph)
-    _renamed(run, HOST)
-    for node in run.graph.nodes:
-        held = getattr(run, node.target, None) if node.op == "get_attr" else None
-        if isinstance(held, compiler("FakeTensor")):
-            setattr(run, node.target, torch.empty_like(held, device="cpu"))
-    run.recompile()
-    return run

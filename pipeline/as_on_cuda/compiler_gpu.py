@@ -11,7 +11,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -28,22 +28,21 @@ CUDA = torch.device("cuda", 0)
 MEMORY_BYTES = 80 << 30
 """Memory of the GPU as the compiler sees it. No choice depends on it here: nothing is tuned, and nothing is put into pools."""
 
-L2_BYTES = 40 << 20
-"""L2 of the GPU as the compiler sees it, which does not read it."""
-
-REGISTERS, BLOCK_THREADS, BLOCK_BYTES = 65536, 1024, 48 << 10
-"""Registers of an SM, and threads and shared memory of a block, of every GPU that Triton supports."""
-
-RESERVED_BYTES = 1 << 10
-"""Shared memory of an SM that no block can have."""
+REGISTERS, BLOCK_THREADS = 65536, 1024
+"""Registers of an SM and threads of a block, of every GPU that Triton supports."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What compiled code depends on: compute capability and number of SMs."""
+    """What compiled code depends on: compute capability and number of SMs.
+
+    `pads` says whether a product is faster with sizes of whole vectors: (dtype, sizes [batch, M, N, K], padded sizes, whether
+    each operand is stored transposed, bytes that copies of operands move) -> bool.
+    """
 
     capability: float
     sms: int
+    pads: Callable[..., bool] = field(default=lambda *_: False, compare=False)
 
     @classmethod
     def of(cls, text: str) -> Target:
@@ -52,17 +51,11 @@ class Target:
         return cls(float(capability), int(sms))
 
     @property
-    def version(self) -> tuple[int, int]:
-        """Compute capability as major and minor number."""
-        major, minor = f"{self.capability:.1f}".split(".")
-        return int(major), int(minor)
-
-    @property
     def properties(self) -> SimpleNamespace:
         """The figures under the names of `torch.cuda.get_device_properties`."""
         nearest = nearest_capability(self.capability)
         row = architecture_row(nvidia_names()[nearest], nearest)
-        major, minor = self.version
+        major, minor = divmod(round(10 * self.capability), 10)
         return SimpleNamespace(
             name=f"sm_{major}{minor}",
             major=major,
@@ -73,13 +66,6 @@ class Target:
             warp_size=row.warp_size,
             max_threads_per_block=BLOCK_THREADS,
             total_memory=MEMORY_BYTES,
-            shared_memory_per_block=BLOCK_BYTES,
-            shared_memory_per_block_optin=row.shared_memory_per_sm_bytes - RESERVED_BYTES,
-            shared_memory_per_multiprocessor=row.shared_memory_per_sm_bytes,
-            L2_cache_size=L2_BYTES,
-            is_integrated=False,
-            is_multi_gpu_board=False,
-            gcnArchName="",
         )
 
 
@@ -96,17 +82,16 @@ def gpu_of_compiler(target: Target) -> Iterator[None]:
         for context in (
             replaced(torch.cuda, **_answers(target)),
             replaced(torch.version, cuda="12.8"),
-            _fake_devices(),
+            replaced(compiler("FakeTensorMode"), avoid_device_init=property(lambda _: True)),
             _convolutions(),
-            replaced(compiler("pad_mm"), _should_pad=lambda *_, **__: False),
+            _padding(target),
             _constants_on_host(),
         ):
             stack.enter_context(context)
         for module in list(sys.modules.values()):
             asks = isinstance(module, ModuleType) and callable(vars(module).get("has_triton"))
             if asks and "_inductor" in module.__name__:
-                capable = _saying(target.version >= (7, 0))
-                stack.enter_context(replaced(module, has_triton=capable))
+                stack.enter_context(replaced(module, has_triton=_saying(True)))
         remembered.cache_clear()
         stack.callback(remembered.cache_clear)
         yield
@@ -118,53 +103,33 @@ def _saying(value: Any) -> Callable[..., Any]:
 
 def _answers(target: Target) -> dict[str, Any]:
     """What `torch.cuda` says."""
-    properties, modern = target.properties, target.version >= (8, 0)
+    properties = target.properties
     said = {
         "is_available": True,
-        "is_initialized": True,
         "device_count": 1,
         "current_device": 0,
         "get_device_properties": properties,
-        "get_device_capability": target.version,
+        "get_device_capability": (properties.major, properties.minor),
         "get_device_name": properties.name,
-        "mem_get_info": (properties.total_memory, properties.total_memory),
-        "is_tf32_supported": modern,
-        "is_bf16_supported": modern,
         "_lazy_init": None,
         "_exchange_device": 0,
         "_maybe_exchange_device": 0,
         "set_rng_state": None,
-        "current_stream": SimpleNamespace(cuda_stream=0, stream_id=0),
+        "get_rng_state": torch.zeros(16, dtype=torch.uint8, device="cpu"),
     }
-    state = {
-        "get_rng_state": lambda *_, **__: torch.zeros(16, dtype=torch.uint8, device="cpu"),
-    }
-    return {name: _saying(value) for name, value in said.items()} | state
+    return {name: _saying(value) for name, value in said.items()}
 
 
 def _interface(target: Target) -> Any:
     """What the compiler asks a device."""
-    properties, version = target.properties, target.version
-    worker = {
-        "current_device": 0,
-        "set_device": None,
-        "get_device_properties": properties,
-    }
+    properties = target.properties
     said = {
-        "current_device": 0,
-        "device_count": 1,
-        "is_available": True,
         "get_device_properties": properties,
-        "get_compute_capability": version[0] * 10 + version[1],
-        "get_raw_stream": 0,
-        "is_triton_capable": version >= (7, 0),
-        "synchronize": None,
+        "get_compute_capability": properties.major * 10 + properties.minor,
+        "is_triton_capable": True,
         "raise_if_triton_unavailable": None,
-        "maybe_exchange_device": 0,
-        "exchange_device": 0,
     }
-    told: dict[str, Any] = {name: staticmethod(_saying(value)) for name, value in said.items()}
-    told["Worker"] = SimpleNamespace(**{name: _saying(value) for name, value in worker.items()})
+    told = {name: staticmethod(_saying(value)) for name, value in said.items()}
     return type("CudaOfTarget", (compiler("CudaInterface"),), told)
 
 
@@ -190,26 +155,6 @@ def _allow_tensors_on_cuda() -> None:
     compiler("_ensureCUDADeviceGuardSet")()
 
 
-@contextmanager
-def _fake_devices() -> Iterator[None]:
-    """While the body runs, tensors without data are made and copied on the GPU without asking it."""
-    implementations = compiler("op_implementations_dict")
-    copy = torch.ops.aten.copy_.default
-    before = implementations.get(copy)
-
-    def copied(mode: Any, func: Any, target: Tensor, source: Tensor, *_: Any) -> Tensor:
-        return target
-
-    with replaced(compiler("FakeTensorMode"), avoid_device_init=property(lambda self: True)):
-        implementations[copy] = copied
-        try:
-            yield
-        finally:
-            implementations.pop(copy)
-            if before is not None:
-                implementations[copy] = before
-
-
 def _convolutions() -> Any:
     """Convolutions are cuDNN's, in the layout of their operands."""
 
@@ -229,6 +174,26 @@ def _convolutions() -> Any:
     )
 
 
+def _padding(target: Target) -> Any:
+    """Products are padded to whole vectors where the target says that it pays; the compiler would measure this."""
+    module = compiler("pad_mm")
+
+    def should_pad(match: Any, one: Tensor, other: Tensor, *_: Any) -> bool:
+        sizes = [one.shape[:-2].numel(), *one.shape[-2:], other.shape[-1]]
+        aligned = module.get_alignment_size(one)
+        padded = [sizes[0], *(size + module.get_padded_length(size, aligned) for size in sizes[1:])]
+        copied = sum(
+            2 * tensor.nbytes
+            for name, tensor, edge in (("mat1", one, 1), ("mat2", other, 2))
+            if padded[edge : edge + 2] != sizes[edge : edge + 2]
+            and not module.should_exclude_padding_time(match, name)
+        )
+        transposed = [each.stride(-1) != 1 for each in (one, other)]
+        return target.pads(one.dtype, sizes, padded, transposed, copied)
+
+    return replaced(module, _should_pad=should_pad)
+
+
 class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Computes on the host what is for a GPU."""
 
@@ -240,13 +205,9 @@ class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return args[0] if "device_put" in str(func) else func(*args, **kwargs)
 
 
-@contextmanager
-def _constants_on_host() -> Iterator[None]:
+def _constants_on_host() -> Any:
     """While the body runs, the compiler computes constants on the host."""
-    folder, uniform = (
-        compiler("ConstantFolder"),
-        compiler("joint_graph").UniformValueConstantFolder,
-    )
+    folder: Any = compiler("joint_graph").UniformValueConstantFolder
 
     def on_host(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -255,8 +216,4 @@ def _constants_on_host() -> Iterator[None]:
 
         return call
 
-    with (
-        replaced(folder, run=on_host(folder.run)),
-        replaced(uniform, __init__=on_host(uniform.__init__)),
-    ):
-        yield
+    return replaced(folder, run=on_host(folder.run), __init__=on_host(folder.__init__))

@@ -22,6 +22,17 @@ HALF = (torch.float16, torch.bfloat16)
 ON_HOST, ON_CUDA = "AutocastCPU", "AutocastCUDA"
 
 
+RULES: dict[str, Callable[[list[Tensor]], torch.dtype]] = {
+    **dict.fromkeys(UPPER_NAMES.split(), lambda _: torch.float32),
+    **dict.fromkeys(
+        WIDEST_NAMES.split(),
+        lambda found: max((t.dtype for t in found), key=lambda of: of.itemsize),
+    ),
+    **dict.fromkeys(LOWER_NAMES.split(), lambda _: torch.get_autocast_dtype("cpu")),
+}
+"""Operators -> the dtype to which CUDA's autocast casts their tensors."""
+
+
 @cache
 def cast_as_on_cuda() -> Any:
     """Give autocast of CPU tensors CUDA's lists; once in a process. The result keeps them."""
@@ -30,29 +41,14 @@ def cast_as_on_cuda() -> Any:
         if not schema.startswith("aten::"):
             continue
         name = schema.removeprefix("aten::")
+        operator = name.partition(".")[0]
         here, there = has_kernel(schema, ON_HOST), has_kernel(schema, ON_CUDA)
-        if there and (rule := _rule(name.partition(".")[0], here)):
-            library.impl(name, _casting(name, rule), ON_HOST, allow_override=True)
-        elif here and not there and not _is_lowered_inside(name):
-            fallthrough = torch.library.fallthrough_kernel
-            library.impl(name, fallthrough, ON_HOST, allow_override=True)
+        lowered = operator in LOWER_NAMES.split()
+        if there and operator in RULES and not (here and lowered):
+            library.impl(name, _casting(name, RULES[operator]), ON_HOST, allow_override=True)
+        elif here and not there and not lowered:  # overloads of those (`conv2d.padding`) call them
+            library.impl(name, torch.library.fallthrough_kernel, ON_HOST, allow_override=True)
     return library
-
-
-def _is_lowered_inside(name: str) -> bool:
-    """Whether CUDA has no rule for an overload (`conv2d.padding`) because it casts what this calls."""
-    return name.partition(".")[0] in LOWER_NAMES.split()
-
-
-def _rule(name: str, here: bool) -> Callable[[list[Tensor]], torch.dtype] | None:
-    """The dtype to which an operator's arguments are cast; None where the CPU's own rule is the same."""
-    if name in UPPER_NAMES.split():
-        return lambda _: torch.float32
-    if name in WIDEST_NAMES.split():
-        return lambda tensors: max((t.dtype for t in tensors), key=lambda of: of.itemsize)
-    if name in LOWER_NAMES.split() and not here:
-        return lambda _: torch.get_autocast_dtype("cpu")
-    return None
 
 
 def _casting(name: str, rule: Callable[[list[Tensor]], torch.dtype]) -> Callable[..., Any]:
@@ -61,21 +57,15 @@ def _casting(name: str, rule: Callable[[list[Tensor]], torch.dtype]) -> Callable
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     keys = torch.DispatchKeySet(torch.DispatchKey.AutocastCPU)
 
+    def casts(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.dtype in (*HALF, torch.float32)
+
     def cast(*args: Any, **kwargs: Any) -> Any:
-        floating = [
-            each
-            for each in tree_leaves((args, kwargs))
-            if isinstance(each, Tensor) and each.dtype in (*HALF, torch.float32)
-        ]
-        wanted = rule(floating) if floating else None
-
-        def converted(value: Any) -> Any:
-            apart = isinstance(value, Tensor) and value.dtype in (*HALF, torch.float32)
-            return value.to(wanted) if apart and value.dtype != wanted else value
-
+        found = [*filter(casts, tree_leaves((args, kwargs)))]
         with compiler("_ExcludeDispatchKeyGuard")(keys):
-            if wanted is not None:
-                args, kwargs = tree_map(converted, (args, kwargs))
+            if found:
+                to = rule(found)
+                args, kwargs = tree_map(lambda x: x.to(to) if casts(x) else x, (args, kwargs))
             return operator(*args, **kwargs)
 
     return cast

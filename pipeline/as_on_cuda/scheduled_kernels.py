@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pipeline.as_on_cuda.compiler_gpu import CUDA
-from pipeline.as_on_cuda.torch_names import compiler
+from pipeline.as_on_cuda.torch_names import compiler, tree_leaves
 
 
 @dataclass(frozen=True)
@@ -54,28 +56,23 @@ def describe(node: Any, phase: str) -> list[Launch]:
     if node.is_extern() or node.is_template():
         return [_library(node, phase)]
     parts = node.snodes if isinstance(node, kinds.ForeachKernelSchedulerNode) else [node]
-    read, written = (sum(sizes) for sizes in zip(*map(_bytes, parts), strict=True))
-    inside = node.get_nodes()
-    origins = [each for part in inside if part.node is not None for each in part.node.origins]
-    rows, width = 0, 1
-    for part in parts:
-        _, (elements, reduced) = part.group
-        rows, width = rows + _number(elements), max(width, _number(reduced))
-    dtypes = [part.node.get_dtype() for part in inside if part.node is not None]
-    names = dict.fromkeys(_operator(each.target).removeprefix("aten::") for each in origins)
-    return [
-        Launch(
-            "+".join(sorted(names)),
-            phase,
-            _modules(origins),
-            read,
-            written,
-            rows,
-            width,
-            _kind(node, inside),
-            next(iter(dtypes), torch.float32),
-        )
-    ]
+    read, written = map(sum, zip(*map(_bytes, parts), strict=True))
+    inside = [part.node for part in node.get_nodes() if part.node is not None]
+    origins = [each for part in inside for each in part.origins]
+    sizes = [[_number(size) for size in part.group[1]] for part in parts]
+    names = {_operator(each.target).removeprefix("aten::") for each in origins}
+    launch = Launch(
+        "+".join(sorted(names)),
+        phase,
+        _modules(origins),
+        read,
+        written,
+        sum(elements for elements, _ in sizes),
+        max(1, *(reduced for _, reduced in sizes)),
+        _kind(node, inside),
+        inside[0].get_dtype() if inside else torch.float32,
+    )
+    return [launch]
 
 
 def _kind(node: Any, inside: Sequence[Any]) -> str:
@@ -86,64 +83,52 @@ def _kind(node: Any, inside: Sequence[Any]) -> str:
         return "pointwise"
     if isinstance(node, compiler("FusedMixOrderReductions")):
         return "both"
-    data = [getattr(part.node, "data", None) for part in inside]
-    hints = {str(getattr(each, "reduction_hint", "")).rpartition(".")[2] for each in data}
-    return "columns" if {"OUTER", "OUTER_TINY"} & hints else "reduction"
+    hints = {str(getattr(getattr(each, "data", None), "reduction_hint", "")) for each in inside}
+    return "columns" if any("OUTER" in hint for hint in hints) else "reduction"
 
 
 def _library(node: Any, phase: str) -> Launch:
     """The call of a library's operator: the arguments are those that the graph gave it, the products' those of the lowering."""
     inner = node.get_template_node() if node.is_template() else node.node
-    origins = list(inner.origins)
     overload = getattr(inner, "op_overload", None)
     if overload is not None:
         name = _operator(overload)
     else:  # such as `extern_kernels.mm`
-        kernel = str(getattr(inner, "python_kernel_name", "") or "").split("::")[-1]
-        kernel = kernel.removeprefix("aten.").removeprefix("extern_kernels.")
+        kernel = str(getattr(inner, "python_kernel_name", ""))
+        kernel = re.sub(r"^(\w+::)*((aten|extern_kernels)\.)?", "", kernel)
         name = f"aten::{kernel.partition('.')[0]}"
-    own = next((each for each in origins if _operator(each.target) == name), None)
-    modules = _modules(origins)
-    if own is None or name in PRODUCTS:
-        inputs = [_tensor(each) for each in inner.inputs]
-        return Launch(name, phase, modules, inputs=inputs, outputs=[_tensor(inner)])
-    values = torch.fx.node.map_arg(
-        (own.args, own.kwargs), lambda argument: argument.meta.get("val")
-    )
-    result = own.meta.get("val")
-    outputs = list(result) if isinstance(result, tuple | list) else [result]
-    inputs = _in_order(own.target, *values)
-    layouts = [_tensor(each) for each in inner.inputs]
-    inputs = _laid_out(inputs, layouts)
-    return Launch(name, phase, modules, inputs=inputs, outputs=outputs)
+    own = next((each for each in inner.origins if _operator(each.target) == name), None)
+    inputs, outputs = [_tensor(each) for each in inner.inputs], [_tensor(inner)]
+    if own is not None and name not in PRODUCTS:
+        inputs = _laid_out(_arguments(own), inputs)
+        outputs = tree_leaves(own.meta.get("val"))
+    return Launch(name, phase, _modules(inner.origins), inputs=inputs, outputs=outputs)
 
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 """Operators whose operands the lowering may have changed."""
 
 
-def _in_order(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+def _arguments(call: Any) -> list[Any]:
     """All arguments of an operator in the order of its schema, with defaults."""
-    found = list(args)
-    for argument in target._schema.arguments[len(args) :]:
-        default = argument.default_value if argument.has_default_value() else None
-        found.append(kwargs.get(argument.name, default))
-    return found
+    args, kwargs = torch.fx.node.map_arg(
+        (call.args, call.kwargs), lambda argument: argument.meta.get("val")
+    )
+    others = call.target._schema.arguments[len(args) :]
+    return [*args, *(kwargs.get(each.name, each.default_value) for each in others)]
 
 
 def _laid_out(inputs: list[Any], layouts: Sequence[Any]) -> list[Any]:
     """The arguments of an operator with the layouts that the lowering gives its tensors, where it keeps their shapes."""
-    waiting = [each for each in layouts if isinstance(each, Tensor)]
-    placed = []
-    for value in inputs:
-        like = next(
-            (each for each in waiting if isinstance(value, Tensor) and each.shape == value.shape),
-            None,
-        )
-        if like is not None:
-            waiting = [each for each in waiting if each is not like]
-        placed.append(value if like is None else like)
-    return placed
+    waiting: dict[Any, list[Tensor]] = {}
+    for each in layouts:
+        waiting.setdefault(getattr(each, "shape", None), []).append(each)
+
+    def placed(value: Any) -> Any:
+        same = waiting.get(getattr(value, "shape", 0))
+        return same.pop(0) if same else value
+
+    return [placed(each) for each in inputs]
 
 
 def _tensor(buffer: Any) -> Any:
@@ -164,12 +149,10 @@ def _operator(target: Any) -> str:
     return str(schema.name) if schema is not None else getattr(target, "__name__", str(target))
 
 
-def _modules(origins: Sequence[Any]) -> tuple[str, ...]:
+def _modules(origins: Iterable[Any]) -> tuple[str, ...]:
     """Names of the modules of operators, as the compiler has them, the most frequent first."""
-    found: Counter[str] = Counter()
-    for node in origins:
-        if stack := node.meta.get("nn_module_stack"):
-            found[str([*stack.values()][-1][0])] += 1
+    stacks = (node.meta.get("nn_module_stack") for node in origins)
+    found = Counter(str([*stack.values()][-1][0]) for stack in stacks if stack)
     return tuple(name for name, _ in found.most_common())
 
 
@@ -181,39 +164,38 @@ def _number(size: Any) -> int:
         return int(compiler("V").graph.sizevars.optimization_hint(size, fallback=8192))
 
 
-def _bytes(node: Any) -> tuple[int, int]:
+def _bytes(node: Any) -> list[int]:
     """Bytes that a kernel reads and writes: every buffer once, each at most its whole size.
 
     Of a buffer where it looks up places, an element for each that it computes: caches seldom hold what is read again.
     """
-    graph = compiler("V").graph
-    scheduler, inside, operations = (
-        graph.scheduler,
+    graph, inside, operations = (
+        compiler("V").graph,
         node.get_buffer_names(),
         node.get_operation_names(),
     )
 
-    def moved(dependencies: Iterable[Any], writes: bool) -> int:
-        touched: dict[str, int] = {}
+    def is_fused(name: str) -> bool:
+        return bool(graph.scheduler.can_buffer_be_removed_through_fusion(name, operations))
+
+    moved = []
+    for dependencies, is_gone in (
+        (node.read_writes.reads, inside.__contains__),
+        (node.read_writes.writes, is_fused),
+    ):
+        touched: Counter[str] = Counter()
         for each in dependencies:
-            gone = each.name in graph.removed_buffers or (
-                scheduler.can_buffer_be_removed_through_fusion(each.name, operations)
-                if writes
-                else each.name in inside
-            )
-            if not gone:
-                before = touched.get(each.name, 0)
-                touched[each.name] = _touched(each, node, graph.get_numel(each.name), before)
-        return sum(count * graph.get_dtype(name).itemsize for name, count in touched.items())
-
-    return moved(node.read_writes.reads, False), moved(node.read_writes.writes, True)
+            if each.name not in graph.removed_buffers and not is_gone(each.name):
+                whole = _number(graph.get_numel(each.name))
+                touched[each.name] = _touched(each, node, whole, touched[each.name])
+        moved.append(sum(n * graph.get_dtype(name).itemsize for name, n in touched.items()))
+    return moved
 
 
-def _touched(dependency: Any, node: Any, whole: Any, before: int) -> int:
+def _touched(dependency: Any, node: Any, whole: int, before: int) -> int:
     """Elements of a buffer that a kernel reads or writes, with those of its other places in the same buffer."""
     if not isinstance(dependency, compiler("MemoryDep")):
-        return _number(whole)
+        return whole
     if not dependency.is_indirect():
-        return min(_number(whole), before + _number(dependency.get_numel()))
-    _, (elements, reduced) = node.group
-    return before + _number(elements) * _number(reduced)
+        return min(whole, before + _number(dependency.get_numel()))
+    return before + math.prod(map(_number, node.group[1]))

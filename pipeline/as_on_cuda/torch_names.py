@@ -69,6 +69,7 @@ COMPILER = {
     "torch._C._ExcludeDispatchKeyGuard": "an operator without autocast",
     "torch._C._dispatch_get_all_op_names": "operators that autocast casts",
     "torch._dynamo.backends.distributed.DDPOptimizer": "splits a model by DDP's buckets",
+    "torch._dynamo.config": "sizes are numbers",
     "torch._dynamo.device_interface.CudaInterface": "what the compiler asks a GPU",
     "torch._dynamo.device_interface.device_interfaces": "of which devices it can ask",
     "torch._dynamo.device_interface.get_interface_for_device": "registers the usual devices",
@@ -80,7 +81,6 @@ COMPILER = {
     "torch._guards.detect_fake_mode": "the mode of a graph's tensors",
     "torch._inductor.compile_fx": "the compiler's stages",
     "torch._inductor.config": "no caches, no threads",
-    "torch._inductor.constant_folding.ConstantFolder": "computes constants",
     "torch._inductor.decomposition.select_decomp_table": "operators that it takes apart",
     "torch._inductor.dependencies.MemoryDep": "what a kernel reads and writes",
     "torch._inductor.fx_passes.joint_graph": "rewrites both passes",
@@ -94,7 +94,6 @@ COMPILER = {
     "torch.utils._python_dispatch._disable_current_modes": "tensors that are made outside a trace",
     "torch._inductor.scheduler.FusedMixOrderReductions": "a kernel that sums rows and columns",
     "torch._inductor.virtualized.V": "the graph that is lowered",
-    "torch._subclasses.fake_impls.op_implementations_dict": "copies between devices",
     "torch._subclasses.fake_tensor.FakeTensor": "a tensor without data on any device",
 }
 """Private names of PyTorch's compiler, which change in every version: compiled steps are predicted for `COMPILER_VERSION`."""

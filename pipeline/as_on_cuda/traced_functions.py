@@ -17,7 +17,7 @@ from pipeline.as_on_cuda.host_autocast import HALF
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.torch_names import compiler
 
-FLASH_FROM = (8, 0)
+FLASH_FROM = 8.0
 """Compute capability from which PyTorch has FlashAttention (ATen/native/transformers/cuda/sdp_utils.cpp)."""
 
 
@@ -72,7 +72,7 @@ def fused_attention_of(target: Target, lower: torch.dtype | None) -> AbstractCon
         lower: the dtype of autocast, if the step runs in it.
     """
     aten, plain = torch.ops.aten, F.scaled_dot_product_attention
-    has_flash = target.version >= FLASH_FROM
+    has_flash = target.capability >= FLASH_FROM
 
     def attention(
         query: Tensor,

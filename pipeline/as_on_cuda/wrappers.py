@@ -87,14 +87,14 @@ def _without_data(module: nn.Module) -> bool:
 
 
 @contextmanager
-def compiled_calls(begin: Callable[[Any], Any], running: list[Any]) -> Iterator[None]:
+def compiled_calls(begin: Callable[[Any, Any], Any], running: list[Any]) -> Iterator[None]:
     """While the body runs, `begin` is told what `torch.compile` has compiled for Inductor, when it is called.
 
     Compiled code that other compiled code calls is a part of it.
 
     Args:
-        begin: gets the module or optimizer whose method is compiled, else the function. It returns what takes the place of the
-            compiler (a callback of PyTorch's frame evaluation), or None: the code runs as written.
+        begin: gets the module or optimizer whose method is compiled, else the function, and the compiler's options. It returns
+            what takes the place of the compiler (a callback of PyTorch's frame evaluation), or None: the code runs as written.
         running: not empty while compiled code runs.
     """
     frames = compiler("eval_frame")
@@ -102,11 +102,12 @@ def compiled_calls(begin: Callable[[Any], Any], running: list[Any]) -> Iterator[
 
     def entered(callback: Any) -> Any:
         call = sys._getframe(1).f_locals
-        if getattr(call.get("self"), "compiler_config", None) is None or "cleanups" not in call:
+        options = getattr(frames.innermost_backend(callback), "config", None)
+        if options is None or "cleanups" not in call:
             return usual(callback)
         if not running:
             call["cleanups"].append(running.clear)
-            running.append(begin(owner_of(call["fn"])))
+            running.append(begin(owner_of(call["fn"]), options))
         return running[0]
 
     with replaced(frames, _callback_from_stance=entered):

@@ -189,7 +189,8 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     with tempfile.TemporaryDirectory(prefix="steptime-") as folder:
         path = Path(folder) / "execution_trace.json"
         own: list[Any] = []
-        with _recording(path), reads, module_calls_marked(paths), compiled_calls(own.append, []):
+        noted = compiled_calls(lambda owner, _: own.append(owner), [])
+        with _recording(path), reads, module_calls_marked(paths), noted:
             step.run(0)
         states = (0 if unused else step.optimizer_bytes) + sum(
             state.nbytes for state in state_tensors(others)

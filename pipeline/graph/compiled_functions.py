@@ -24,6 +24,9 @@ TRITON = "triton::"
 FORWARD, BACKWARD = "CompiledFunction", f"{AUTOGRAD}: CompiledFunctionBackward"
 """Nodes under which a trace records the launches of compiled code."""
 
+AS_GRAPH = ", one CUDA graph"
+"""End of the names of these nodes where the user asked for CUDA graphs (`mode="reduce-overhead"`)."""
+
 UPDATE = "optimizer"
 """Name of the compiled steps of optimizers, among compiled functions."""
 
@@ -71,6 +74,8 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
     )
     if functions > 1 + int(breaks):
         said += f", in {functions} functions"
+    if any(node.name.endswith(AS_GRAPH) for node in holders.values()):
+        said += AS_GRAPH
     if updates := counts[True, True]:
         said += f"; {updates} Triton kernel{'s' * (updates > 1)} of the optimizer"
     if breaks != "0" and (lost := 1 - _arithmetic(step) / max(_arithmetic(graph), 1.0)) > MOST_LOST:

@@ -7,15 +7,15 @@ the forward function and of their backward pass. Loss, optimizer, copies and mem
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import re
-import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, redirect_stdout
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,8 @@ from pipeline.graph.compiled_functions import spliced
 from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.step_modules import module_paths, place_of
 from pipeline.graph.table import Graph
+from pipeline.question.compiled_target import as_written
 from pipeline.workloads import make_step
-from pipeline.workloads.user_steps import is_given
 
 if TYPE_CHECKING:
     from pipeline.as_on_cuda.compiled_launches import Compiled
@@ -41,15 +41,6 @@ EXCHANGE = ("layout", "ddp", "fsdp")
 
 OWN = "own"
 """Value of the option `compile` of a step that is compiled as the user's code says."""
-
-KEYS = ("compile", "compiled_for")
-"""Options of a workload that make its step a compiled one."""
-
-
-def as_written(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of the same step, not compiled."""
-    plain = {key: value for key, value in config.items() if key not in KEYS}
-    return {**plain, "compile": False} if "compile" in config else plain
 
 
 def compiled(graph: Graph, config: Mapping[str, Any], batch_size: int) -> Graph:
@@ -80,10 +71,7 @@ def check_machine() -> None:
             f"model.compile=true: compiled steps are predicted on Linux alone, not on"
             f" {sys.platform}; leave it out"
         )
-    try:
-        installed = version("torch")
-    except PackageNotFoundError:
-        installed = "none"
+    installed = version("torch")
     if installed.split(".")[:2] != VERSION.split("."):
         raise InputError(
             f"model.compile=true: needs PyTorch {VERSION}, whose compiler is known, and here is"
@@ -98,31 +86,18 @@ def launches_of(config: Mapping[str, Any], batch_size: int, folder: Path) -> Gra
             f"steptime: compiling {config.get('name')}, which takes 5 to 140 s of CPU time",
             file=sys.stderr,
         )
-    if is_given(config):  # the object is in this process alone
-        process = multiprocessing.get_context("fork").Process(
-            target=_write, args=(config, batch_size, folder)
-        )
-        process.start()
-        process.join()
-        code = process.exitcode
-    else:
-        text = json.dumps({"config": dict(config), "batch_size": batch_size})
-        (folder / "step.json").write_text(text, encoding="utf-8")
-        command = [sys.executable, "-m", "pipeline.graph.compiled_step", str(folder)]
-        code = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
-            check=False,
-        ).returncode
+    process = multiprocessing.get_context("fork").Process(
+        target=_write, args=(config, batch_size, folder)
+    )
+    process.start()
+    process.join()
     error, made = folder / "error.txt", folder / "graph.parquet"
     if error.exists():
         raise InputError(error.read_text(encoding="utf-8"))
     if not made.exists():
         raise SteptimeError(
-            f"model.compile=true: the process of the compiler ended with code {code}; is there"
-            " enough memory?"
+            f"model.compile=true: the process of the compiler ended with code {process.exitcode};"
+            " is there enough memory?"
         )
     return read_graph(made)
 
@@ -130,6 +105,7 @@ def launches_of(config: Mapping[str, Any], batch_size: int, folder: Path) -> Gra
 def _write(config: Mapping[str, Any], batch_size: int, folder: Path) -> None:
     """Write what the compiler would launch, or why it cannot compile the step. Its own files go into the folder."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    warnings.simplefilter("ignore")
     try:
         with redirect_stdout(sys.stderr):
             graph = traced(config, batch_size)
@@ -142,13 +118,11 @@ def _write(config: Mapping[str, Any], batch_size: int, folder: Path) -> None:
 
 def explained(error: BaseException) -> str:
     """One line about a step that the compiler refuses, with the operator where its message names one."""
-    text, lines = first_line(error), str(error).splitlines()
-    if text.endswith("raised:") and len(lines) > 1:
-        text = lines[1]
-    if inner := re.search(r"got (\w+\(.+\))$", str(error), re.MULTILINE):
-        text = inner[1]
-    targets = [line.strip() for line in lines if line.strip().startswith("target:")]
-    operator = f" ({targets[0].removeprefix('target:').strip()})" if targets else ""
+    said = str(error)
+    inner = re.search(r"got (\w+\(.+\))$", said, re.MULTILINE) or re.search(r"raised:\n(.+)", said)
+    text = inner[1] if inner else first_line(error)
+    target = re.search(r"target: (\S+)", said)
+    operator = f" ({target[1]})" if target else ""
     return (
         f"model.compile=true: PyTorch's compiler cannot compile the step{operator}:"
         f" {type(error).__name__}: {text}; leave it out"
@@ -175,9 +149,11 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
         without_data,
     )
     from pipeline.as_on_cuda.wrappers import compiled_calls
-    from pipeline.graph.launched_nodes import computes, described
+    from pipeline.graph.launched_nodes import computes, described, padding
 
+    torch.set_num_threads(1)  # the threads of the process before the fork are gone
     target, found = Target.of(str(config["compiled_for"])), Compiled()
+    target = replace(target, pads=padding(target, config.get("dtype") == "tf32"))
     alone = {key: value for key, value in as_written(config).items() if key not in EXCHANGE}
     plain = {**alone, "read_loss": "never", "accumulation": 1}
     device = one_gpu("meta") if config.get("architecture") == "custom" else nullcontext()
@@ -241,7 +217,9 @@ def _as_the_user_says(
 
     compiling_frames = compiler("_create_wrapped_callback")(backend)
 
-    def begin(owner: Any) -> Any:
+    def begin(owner: Any, options: Mapping[str, Any]) -> Any:
+        found.options |= {*options}
+        compiler("_dynamo.config").assume_static_by_default = True  # also with `dynamic=True`
         place = place_of(owner, step, places)
         if place is None:
             launches = [each for one in updated_by(owner) for each in update_of(one)]
@@ -271,8 +249,3 @@ def functions_of(step: Step, by_block: bool) -> list[tuple[str, Any, Any]]:
             " this one has none; take parallel=ddp, or leave it out"
         )
     return [(paths[block], block, block.forward) for block in blocks]
-
-
-if __name__ == "__main__":
-    given = json.loads(Path(sys.argv[1], "step.json").read_text(encoding="utf-8"))
-    _write(given["config"], given["batch_size"], Path(sys.argv[1]))

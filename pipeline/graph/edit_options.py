@@ -1,4 +1,4 @@
-"""Edits of a captured step by the names of its operators: `edit.remove`, `edit.substitute`, `edit.fuse`.
+"""Edits of a captured step by the names of its operators: `edit.remove`, `edit.substitute`.
 
 An edit changes an operator together with its part of the backward pass. Both have the same sequence number of autograd: a
 node of the backward pass belongs to the last operator of the forward pass with its number.
@@ -17,19 +17,13 @@ from functools import cached_property
 
 from pipeline.errors import InputError, did_you_mean
 from pipeline.graph.device_calls import mapped_nodes
-from pipeline.graph.edits import fused, rewrite
+from pipeline.graph.edits import rewrite
 from pipeline.graph.opmap import UNKNOWN_ROW, find_row, rows
 from pipeline.graph.table import Graph, Node
-from pipeline.question.settings import FUSE_ALL, EditSettings
+from pipeline.question.settings import EditSettings
 
 BACKWARD_NODE = "autograd::engine::evaluate_function"
 """Begin of the names of nodes that hold the backward pass of one operator."""
-
-FUSABLE = ("elementwise", "dropout")
-"""Kernel families whose kernels compute each element for itself, so that a chain of them can be one kernel."""
-
-FUSABLE_PHASES = ("forward", "loss")
-"""Phases in which chains are sought. Their part of the backward pass is fused too."""
 
 GRADIENT = "aten::mul"
 """Operator that stands for the backward pass of a substitute without a `..._backward` operator in the map: one kernel
@@ -40,7 +34,7 @@ MAX_NAMED = 3
 
 
 def edited(graph: Graph, edit: EditSettings) -> Graph:
-    """The graph after all edits: first removals, then substitutes, then fused chains.
+    """The graph after all edits: first removals, then substitutes.
 
     Raises:
         InputError: an edit matches no operator of the step, or names an operator that is not in the map.
@@ -49,8 +43,6 @@ def edited(graph: Graph, edit: EditSettings) -> Graph:
         graph = _remove(graph, name)
     for text in edit.substitute:
         graph = _substitute(graph, *text.split("/"))
-    for text in edit.fuse:
-        graph = _fuse(graph, text)
     said = (f"the memory is that of the step without {' '.join(edit.texts)}",) if edit else ()
     return replace(graph, warnings=(*graph.warnings, *said))
 
@@ -83,14 +75,6 @@ class _Tree:
                 below.setdefault(outer.node_id, []).append(node)
                 outer = None if outer.parent_id is None else self.by_id[outer.parent_id]
         return below
-
-    @cached_property
-    def families(self) -> dict[int, set[str]]:
-        """Kernel families of each operator that makes device calls."""
-        return {
-            node.node_id: {rule.family for rule in row.calls}
-            for node, row in mapped_nodes(self.nodes)
-        }
 
     @cached_property
     def backward(self) -> dict[int, list[Node]]:
@@ -145,11 +129,6 @@ class _Tree:
             node = self.by_id[node.parent_id]
         return parents
 
-    def fusable(self, node: Node) -> bool:
-        """Whether an operator's kernels, of which there is at least one, compute each element for itself."""
-        made = self.device.get(node.node_id, [])
-        return bool(made) and all(self.families[each.node_id] <= set(FUSABLE) for each in made)
-
 
 def _is_holder(node: Node) -> bool:
     return node.name.startswith(BACKWARD_NODE)
@@ -203,103 +182,11 @@ def _substitute(graph: Graph, name: str, by: str) -> Graph:
     return rewrite(graph, placed)
 
 
-def _fuse(graph: Graph, text: str) -> Graph:
-    """Fuse chains of elementwise operators, and the kernels of their backward pass."""
-    tree = _Tree(graph.nodes())
-    wanted = None if text == FUSE_ALL else text.split("+")
-    chains = [
-        chain for siblings in tree.children.values() for chain in _chains(tree, siblings, wanted)
-    ]
-    if not chains:
-        raise InputError(f"edit.fuse={text}: {_no_chain(tree, wanted)}")
-    placed: dict[int, Sequence[Node]] = {}
-    for chain in chains:
-        placed[chain[0].node_id] = [
-            fused([each for node in chain for each in tree.device[node.node_id]])
-        ]
-        placed |= {node.node_id: () for node in chain[1:]}
-        placed |= _fused_backward(tree, chain)
-    return rewrite(graph, placed)
-
-
-def _chains(
-    tree: _Tree, siblings: Sequence[Node], wanted: Sequence[str] | None
-) -> list[list[Node]]:
-    """Chains among the children of one operator; operators without device calls between them do not count.
-
-    Args:
-        tree: the step.
-        siblings: children of one operator, in host order.
-        wanted: patterns of the names of a chain; None for the longest chains of any names.
-    """
-    chains: list[list[Node]] = []
-    chain: list[Node] = []
-
-    def close() -> None:
-        if len(chain) > 1 and (wanted is None or len(chain) == len(wanted)):
-            chains.append(list(chain))
-        chain.clear()
-
-    for node in siblings:
-        if node.node_id not in tree.device:
-            continue
-        if wanted is not None and len(chain) == len(wanted):
-            close()
-        if chain and not (_follows(tree, chain[-1], node) and _named(node, wanted, len(chain))):
-            close()
-        if tree.fusable(node) and node.phase in FUSABLE_PHASES and _named(node, wanted, len(chain)):
-            chain.append(node)
-    close()
-    return chains
-
-
-def _follows(tree: _Tree, before: Node, node: Node) -> bool:
-    """Whether an elementwise operator can read the result of the one before: a tensor of its shape is an input."""
-    result = before.result()
-    same = result is not None and any(tensor.shape == result.shape for tensor in node.tensors())
-    return same and node.phase == before.phase and tree.fusable(node)
-
-
-def _named(node: Node, wanted: Sequence[str] | None, place: int) -> bool:
-    return wanted is None or fnmatchcase(node.name, wanted[place])
-
-
-def _fused_backward(tree: _Tree, chain: Sequence[Node]) -> Mapping[int, Sequence[Node]]:
-    """One kernel for the backward pass of a chain; nothing changes if it also has other kernels, such as sums."""
-    holders = sorted(
-        (each for node in chain for each in tree.backward_of(node)), key=lambda each: each.order
-    )
-    made = [each for holder in holders for each in tree.device.get(holder.node_id, ())]
-    if not made or not all(tree.fusable(each) for each in made):
-        return {}
-    first = next(holder for holder in holders if holder.node_id in tree.device)
-    placed: dict[int, Sequence[Node]] = {
-        holder.node_id: () for holder in holders if holder is not first
-    }
-    if len(made) > 1:
-        own = tree.device[first.node_id]
-        placed |= {own[0].node_id: [fused(made)]} | {each.node_id: () for each in own[1:]}
-    return placed
-
-
 def _no_such(tree: _Tree, names: Sequence[str]) -> str:
     """Why an edit matches nothing, with the nearest operators of the step."""
     missing = next((name for name in names if not tree.matching(name)), names[0])
     return (
         f"the step has no operator {missing}: {_near(missing, [node.name for node in tree.nodes])}"
-    )
-
-
-def _no_chain(tree: _Tree, wanted: Sequence[str] | None) -> str:
-    if wanted is None:
-        return "no two elementwise operators of the step follow each other"
-    if not all(map(tree.matching, wanted)):
-        return _no_such(tree, wanted)
-    whole = [name for name in wanted if not any(map(tree.fusable, tree.matching(name)))]
-    if whole:
-        return f"{whole[0]} is not elementwise, so it cannot be part of one kernel"
-    return (
-        "these operators do not follow each other in the step, each on the result of the one before"
     )
 
 

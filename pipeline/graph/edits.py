@@ -10,10 +10,7 @@ from dataclasses import replace
 from itertools import count
 
 from pipeline.graph.normalise import renumber
-from pipeline.graph.table import Argument, Graph, Node, write_nodes
-
-FUSED = "fused::"
-"""Prefix of the names of fused operators; the operator map treats each as one elementwise kernel."""
+from pipeline.graph.table import Graph, Node, write_nodes
 
 
 def rewrite(graph: Graph, placed: Mapping[int, Sequence[Node]]) -> Graph:
@@ -46,17 +43,3 @@ def rewrite(graph: Graph, placed: Mapping[int, Sequence[Node]]) -> Graph:
         else:
             found.append(node)
     return replace(graph, table=write_nodes(renumber(found)))
-
-
-def fused(chain: Sequence[Node]) -> Node:
-    """One elementwise kernel in place of a chain of operators.
-
-    It reads the inputs of the first operator and the other operands of every later operator. The first tensor of a later
-    operator is assumed to be the result of the operator before it. The kernel writes the outputs of the last operator.
-    """
-    inputs: list[Argument] = list(chain[0].inputs)
-    for node in chain[1:]:
-        inputs += [argument for argument in node.inputs if argument is not None][1:]
-    name = FUSED + "+".join(node.name.removeprefix("aten::") for node in chain)
-    blank = replace(chain[0], attributes={}, values=(None,) * len(inputs))
-    return replace(blank, name=name, inputs=tuple(inputs), outputs=chain[-1].outputs)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import pandas as pd
+
 from pipeline.as_on_cuda.compiled_launches import READ, Compiled, Part
+from pipeline.as_on_cuda.compiler_gpu import Target
 from pipeline.as_on_cuda.scheduled_kernels import Launch
-from pipeline.graph.compiled_functions import BACKWARD, FORWARD, HOST_READ, TRITON, UPDATE
+from pipeline.families.tensor_products import padding_pays
+from pipeline.graph.compiled_functions import AS_GRAPH, BACKWARD, FORWARD, HOST_READ, TRITON, UPDATE
 from pipeline.graph.normalise import normalise
 from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Graph, Node, Tensor, write_nodes
+from pipeline.hardware.find_gpu import list_gpus
 
 NOT_IN_PATHS = ("_modules", "self", "_orig_mod")
 """Parts of the compiler's names of modules that are no names of a user's attributes."""
@@ -44,6 +49,7 @@ def described(
         return {path.removeprefix(root).partition(".")[2]: path for path in found}
 
     nodes: list[Node] = []
+    graphed = AS_GRAPH * ("triton.cudagraphs" in found.options)
     ran = [(call, name, part) for call, (name, parts) in enumerate(found.calls) for part in parts]
     updates = [(call, UPDATE, Part(launches=each)) for call, each in enumerate(found.updates)]
     met: set[str] = set()
@@ -65,7 +71,7 @@ def described(
             if phase == "backward":
                 has["gradients"] = len({*part.weights} - met)
                 met |= {*part.weights}
-            named = name if computes(part) else HOST_READ
+            named = name + graphed if computes(part) else HOST_READ
             nodes.append(Node(holder, named, None, holder, thread, phase, attributes=has))
             for each in launches:
                 at, node = len(nodes), _node(each, inside)
@@ -78,11 +84,33 @@ def described(
             " compiled parts, waits of the host and modules of their own count as written, and"
             " other code is not counted"
         )
+    if unread := sorted(found.options - {"triton.cudagraphs"}):
+        said.append(f"torch.compile: predicted as without the options {', '.join(unread)}")
     return Graph(
         write_nodes(normalise(nodes, config)),
         warnings=tuple(said),
         computed={"graph_breaks": str(breaks)},
     )
+
+
+def padding(target: Target, tf32: bool) -> Callable[..., bool]:
+    """Whether padding a product pays (`Target.pads`), on the first GPU of a kind by name; `tf32`: products run in it."""
+    gpu = min(
+        list_gpus(),
+        key=lambda each: (
+            abs(each.compute_capability - target.capability),
+            abs(each.sms - target.sms),
+        ),
+    )
+
+    def pays(dtype: Any, *sizes: Any) -> bool:
+        plain, padded, transposed, copied = sizes
+        table = pd.DataFrame([plain, padded], columns=["B", "M", "N", "K"])
+        name = "tf32" if tf32 else _dtype(dtype)
+        table = table.assign(dtype=name, trans_a=transposed[0], trans_b=transposed[1])
+        return padding_pays(table, gpu, copied)
+
+    return pays
 
 
 def _node(launch: Launch, paths: Mapping[str, str]) -> Node:
@@ -92,39 +120,29 @@ def _node(launch: Launch, paths: Mapping[str, str]) -> Node:
         names = launch.name.split("+")
         more = ["..."] * (len(names) > SHOWN_OPERATORS)
         name = TRITON + "_".join([*names[:SHOWN_OPERATORS], *more])
-        attributes = {
-            "read": launch.read,
-            "written": launch.written,
-            "rows": launch.rows,
-            "width": launch.width,
-            "op": launch.op,
-            "dtype": _dtype(launch.dtype),
-        }
+        shown = ("read", "written", "rows", "width", "op")
+        attributes = {name: getattr(launch, name) for name in shown}
+        attributes["dtype"] = _dtype(launch.dtype)
         return Node(0, name, phase=launch.phase, attributes=attributes, module=module)
     inputs, values = zip(*map(_argument, launch.inputs), strict=True) if launch.inputs else ((), ())
-    outputs = tuple(each for each, _ in map(_argument, launch.outputs) if each is not None)
+    outputs = tuple(filter(None, (tensor for tensor, _ in map(_argument, launch.outputs))))
     name = "aten::randint" if launch.name == "aten::low_out" else launch.name
-    return Node(
-        0,
-        name,
-        phase=launch.phase,
-        inputs=inputs,
-        values=values,
-        outputs=outputs,
-        module=module,
-    )
+    shown = {"inputs": inputs, "values": values, "outputs": outputs}
+    return Node(0, name, phase=launch.phase, module=module, **shown)
 
 
 def _argument(value: Any) -> tuple[Any, Any]:
     """An argument of an operator as a tensor of the graph, a list of them, or a plain value."""
-    if hasattr(value, "untyped_storage"):
-        strides = tuple(map(int, value.stride()))
-        return Tensor(tuple(map(int, value.shape)), _dtype(value.dtype), strides), None
-    if isinstance(value, list | tuple):
-        if value and all(hasattr(each, "untyped_storage") for each in value):
-            return tuple(_argument(each)[0] for each in value), None
-        return None, list(value)
-    return None, value if isinstance(value, bool | int | float | str | None) else str(value)
+    several = isinstance(value, list | tuple)
+    tensors = [
+        Tensor(tuple(each.shape), _dtype(each.dtype), tuple(each.stride()))
+        for each in (value if several else [value])
+        if hasattr(each, "untyped_storage")
+    ]
+    if tensors:
+        return (tuple(tensors) if several else tensors[0]), None
+    plain = isinstance(value, bool | int | float | str | list | tuple | None)
+    return None, value if plain else str(value)
 
 
 def _dtype(dtype: Any) -> str:

@@ -36,12 +36,6 @@ UNKNOWN_ROW = Row("", (Rule("other", "unknown", "nothing_known", evidence="none"
 """The row of an operator without a row in the map: its bytes are known, and it is counted as not modelled."""
 
 
-FUSED_ROW = Row(
-    "", (Rule("elementwise", "fused", "elementwise", evidence="assumed"),), evidence=("what-if",)
-)
-"""The row of operators that a what-if edit has fused into one kernel."""
-
-
 TRITON_ROW = Row("", (Rule("fused", "pointwise", "triton", "cuLaunchKernel", evidence="source"),))
 """The row of kernels that PyTorch's compiler writes (`pipeline.graph.compiled_step`)."""
 
@@ -51,8 +45,6 @@ def find_row(name: str) -> Row | None:
     row = rows().get(name)
     if row is not None:
         return row
-    if name.startswith("fused::"):
-        return FUSED_ROW
     if name.startswith("triton::"):
         return TRITON_ROW
     if "::" not in name or name.startswith(CONTAINERS):

@@ -34,7 +34,7 @@ from pipeline.graph.batch_line import (
     same_at_any_batch,
 )
 from pipeline.graph.capture import capture, needs_fake_tensors
-from pipeline.graph.compiled_step import OWN, as_written, compiled
+from pipeline.graph.compiled_step import OWN, compiled
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory
@@ -46,7 +46,7 @@ from pipeline.hardware.rank_layout import Groups, Layout
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
-from pipeline.question.compiled_target import with_target
+from pipeline.question.compiled_target import as_written, with_target
 from pipeline.question.options import FREE_OPTIONS, NAMED_BY
 from pipeline.question.question import Question
 from pipeline.question.settings import EditSettings, FrozenDict

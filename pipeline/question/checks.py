@@ -37,7 +37,7 @@ NAME = r"[A-Za-z0-9_\-]+"
 SECTION_TYPES = {name: get_type_hints(kind) for name, kind in SECTION_KINDS.items()}
 """Types of the sections with a fixed set of keys. The keys of `gpu` and `model` have the type of the file's value."""
 
-EDIT_MARKS = {"remove": "", "fuse": "+", "substitute": "/"}
+EDIT_MARKS = {"remove": "", "substitute": "/"}
 """The character between the parts of each edit."""
 
 _NOT_OPTIONS = ("name", "architecture", "aliases", "sources")

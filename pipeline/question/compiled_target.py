@@ -8,8 +8,17 @@ from typing import Any
 from pipeline.errors import ConfigError
 from pipeline.hardware.spec import GpuSpec
 
+KEYS = ("compile", "compiled_for")
+"""Options of a workload that make its step a compiled one."""
+
 OLDEST = 7.0
 """Compute capability from which Triton has kernels, which PyTorch's compiler needs on a GPU."""
+
+
+def as_written(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the same step, not compiled."""
+    plain = {key: value for key, value in config.items() if key not in KEYS}
+    return {**plain, "compile": False} if "compile" in config else plain
 
 
 def with_target(

@@ -11,7 +11,6 @@ from typing import Any
 
 from pipeline.paths import config_dir
 from pipeline.question.settings import (
-    FUSE_ALL,
     NO_EDIT,
     CollectSettings,
     KernelSettings,
@@ -177,11 +176,6 @@ OPTIONS: dict[str, Option] = {
         if "option" in each.metadata
     },
     "edit.remove": Option("operators to leave out", words=(NO_EDIT,), example="aten::dropout"),
-    "edit.fuse": Option(
-        "chains of operators that become one kernel of your own; elementwise: every such chain",
-        words=(NO_EDIT, FUSE_ALL),
-        example="aten::add+aten::relu",
-    ),
     "edit.substitute": Option(
         "operators and those that take their place",
         words=(NO_EDIT,),

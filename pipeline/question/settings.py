@@ -9,9 +9,6 @@ from typing import Any
 NO_EDIT = "none"
 """Value of an option of the section `edit` that edits nothing."""
 
-FUSE_ALL = "elementwise"
-"""Value of `edit.fuse` that fuses every chain of elementwise operators."""
-
 
 @dataclass(frozen=True)
 class Option:
@@ -119,8 +116,6 @@ class EditSettings:
     """Operators to remove."""
     substitute: tuple[str, ...] = ()
     """Operators and those that take their place: `aten::relu/aten::gelu`."""
-    fuse: tuple[str, ...] = ()
-    """Chains of operators that become one kernel: `aten::add+aten::relu`; `elementwise` for every chain."""
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> EditSettings:

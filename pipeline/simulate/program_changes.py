@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.arrays import Flags
+from pipeline.graph.compiled_functions import AS_GRAPH
 from pipeline.question.settings import PredictSettings
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Kind, Program
@@ -25,10 +26,10 @@ GRAPH_LAUNCH_US = 2.5
 12.6 (developer blog, September 2024). Earlier, each kernel added 0.2 µs, which overlapped with the running kernels."""
 
 
-def as_cuda_graphs(program: Program) -> Program:
-    """The program in which one call starts all launches between two waits of the host."""
+def as_cuda_graphs(program: Program, graphed: Flags | bool = True) -> Program:
+    """The program in which one call starts all launches between two waits of the host; `graphed`: of these rows alone."""
     waits = (program.kind == Kind.SYNC) | program.blocking
-    captured = ~waits & (program.items.phase[program.item] != "data")
+    captured = ~waits & (program.items.phase[program.item] != "data") & graphed
     run = np.cumsum(
         ~captured
     )  # rows of one run share a number with the row that ends the run before
@@ -174,10 +175,13 @@ def device_bound_from(program: Program, kernel_us: npt.ArrayLike) -> float | Non
     return high * STEP
 
 
-def as_asked(program: Program, settings: PredictSettings) -> Program:
-    """The program of a step as the section `predict` has it run."""
+def as_asked(program: Program, settings: PredictSettings, compiled: str = "") -> Program:
+    """The program of a step as the section `predict` has it run, and the user's compiler (`compiled`: what it made)."""
     if settings.cuda_graph:
         program = as_cuda_graphs(program)
+    elif AS_GRAPH in compiled:
+        graphed = np.array([name.endswith(AS_GRAPH) for name in program.items.name])
+        program = as_cuda_graphs(program, graphed[program.item])
     if settings.launch_blocking:
         program = replace(program, blocking=program.kind == Kind.LAUNCH)
     program = replace(program, loop=not settings.wait_each_step)

@@ -20,7 +20,7 @@ import pandas as pd
 from pipeline.arrays import Ints
 from pipeline.families.dims import Dims, values_of
 from pipeline.families.tensor_cores import BYTES
-from pipeline.families.tensor_products import misaligned
+from pipeline.families.tensor_products import MISALIGNED_FACTOR, misaligned
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, sustained_gflop_per_s
 from pipeline.transfer.gpu_features import Algorithm, Tiling, alignment, last_wave, side_by_side
@@ -45,12 +45,6 @@ STEP_CYCLES = 100.0
 
 MIN_STEPS = 8.0
 """Smallest number of steps of each part of a split sum."""
-
-MISALIGNED_FACTOR = 2.25
-"""Factor on the time of arithmetic in kernels for misaligned rows (`align1` in their names).
-
-It was set on half of the 26 such sizes of the A100 DLRM trace, every second one in order of size. MAPE is 20 % on this
-half and 25 % on the other half; without the factor it is 38 % and 40 %."""
 
 
 def batched_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Algorithm]:

@@ -18,9 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pipeline.as_on_cuda import compiled_launches
 from pipeline.as_on_cuda.compiled_launches import Compiled, compiling, quiet_compiler
 from pipeline.as_on_cuda.compiled_optimizers import update_of
 from pipeline.as_on_cuda.compiler_gpu import Target
+from pipeline.as_on_cuda.patches import replaced
+from pipeline.as_on_cuda.scheduled_kernels import Launch, describe
 from pipeline.as_on_cuda.torch_names import compiler, fake_tensor_mode
 from tests.graph.encoder_layer import Encoder
 
@@ -119,14 +122,24 @@ CASES = (
 )
 
 
-def compiled(function: Callable[..., Any], arguments: list[Tensor], target: Target) -> Compiled:
+def compiled(function: Callable[..., Any], arguments: list[Tensor], target: Target) -> list[Launch]:
     """What the compiler would launch for a function, and for its gradient if an argument has one."""
     torch.compiler.reset()
     found = Compiled()
     result = torch.compile(function, backend=compiling(target, found))(*arguments)
     if any(each.requires_grad for each in arguments):
         result.mean().backward()
-    return found
+    return [launch for part in found.parts for launch in part.launches]
+
+
+def counted(sizes: list[int]) -> Any:
+    """While the body runs, `sizes` gets the bytes of each node of the scheduler by the compiler's own count."""
+
+    def described(node: Any, phase: str) -> list[Launch]:
+        sizes.append(node.get_read_write_buffers_sizes())
+        return describe(node, phase)
+
+    return replaced(compiled_launches, describe=described)
 
 
 def argument(shape: Any, trains: bool) -> Tensor:
@@ -158,7 +171,7 @@ def optimizers(target: Target) -> list[Any]:
             weight.grad = torch.empty_like(weight)
         optimizer = make(weights, foreach=True)
         optimizer.step()  # makes the states
-        lowered = compiled(optimizer.step, [], target).launches
+        lowered = compiled(optimizer.step, [], target)
         updates = [each for each in lowered if each.rows > len(weights)], update_of(optimizer)
         found.append(
             [
@@ -179,16 +192,16 @@ def main() -> None:
     with quiet_compiler(), fake_tensor_mode(allow_non_fake_inputs=True):
         for case in CASES:
             arguments = [argument(shape, case.trains) for shape in case.shapes]
-            with compiler("_inductor.config").patch(case.config):
+            sizes: list[int] = []
+            with compiler("_inductor.config").patch(case.config), counted(sizes):
                 found = compiled(case.function, arguments, a100)
-            own = sum(each.read + each.written for each in found.launches)
-            calls = sum(each.inputs is not None for each in found.launches)
-            by_compiler = sum(size for part in found.parts for size in part.moved.values())
-            moved.append((by_compiler / 4, own / 4, calls))
+            own = sum(each.read + each.written for each in found)
+            calls = sum(each.inputs is not None for each in found)
+            moved.append((sum(sizes) / 4, own / 4, calls))
         updates = optimizers(a100)
         layer = compiled(Encoder(), [torch.randn(4, 4, 4), torch.randn(4, 4, 4)], a100)
-    fused = sum(each.inputs is None for each in layer.launches)
-    encoder = [fused, len(layer.launches) - fused]
+    fused = sum(each.inputs is None for each in layer)
+    encoder = [fused, len(layer) - fused]
     json.dump({"moved": moved, "encoder": encoder, "optimizers": updates}, sys.stdout)
 
 

@@ -1,10 +1,10 @@
 """Compiled steps: what PyTorch's compiler would launch, and the step's graph with it."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +12,16 @@ from torch import nn
 
 from pipeline.answers.advice import MIN_GAIN, advise
 from pipeline.answers.predict import predict
+from pipeline.as_on_cuda.compiler_gpu import Target
 from pipeline.errors import ConfigError, InputError, SteptimeError
 from pipeline.graph import compiled_step
 from pipeline.graph.compiled_functions import BACKWARD, FORWARD, spliced
-from pipeline.graph.compiled_step import as_written, check_machine, explained, launches_of
+from pipeline.graph.compiled_step import check_machine, explained, launches_of
 from pipeline.graph.device_calls import map_calls
+from pipeline.graph.launched_nodes import padding
 from pipeline.graph.step_store import StepStore
 from pipeline.graph.table import Graph, Memory, Node, Tensor, write_nodes
+from pipeline.question.compiled_target import as_written
 from pipeline.question.question import ask
 from tests.graph.compiler_cases import CASES
 
@@ -92,6 +95,18 @@ def test_a_step_is_refused_whose_arithmetic_the_compiler_cannot_follow() -> None
     eager = Graph(write_nodes([product, *written().nodes()[2:]]))
     with pytest.raises(InputError, match="100% of the arithmetic"):
         spliced(eager, replace(left, table=write_nodes(nodes)))
+
+
+def test_products_are_padded_where_our_model_says_that_it_pays() -> None:
+    """The vocabulary of GPT-2 is odd: its three products are padded on tensor cores, and none in fp32."""
+    pays = padding(Target(8.0, 108), tf32=False)
+    odd, even = [1, 8192, 768, 50257], [1, 8192, 768, 50264]
+    sizes = odd, even, (False, True), 0
+    assert pays(torch.bfloat16, *sizes) and not pays(torch.float32, *sizes)
+    assert padding(Target(8.0, 108), tf32=True)(torch.float32, *sizes)
+    assert not pays(torch.bfloat16, *sizes[:3], 10**12)  # the copies take longer
+    few = [1, 8, 768, 50257], [1, 8, 768, 50264], (False, True), 0  # memory bounds it
+    assert not pays(torch.bfloat16, *few)
 
 
 def test_a_fused_kernel_moves_the_bytes_that_the_compiler_counts() -> None:
@@ -227,8 +242,7 @@ def test_lookups_that_update_their_tables_are_refused() -> None:
 
 def test_a_terminal_is_told_that_the_compiler_is_asked(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    failing = SimpleNamespace(returncode=9)
-    monkeypatch.setattr(compiled_step.subprocess, "run", lambda *_, **__: failing)
+    monkeypatch.setattr(compiled_step, "_write", lambda *_: os._exit(9))
     with pytest.raises(SteptimeError, match="ended with code 9"):
         launches_of({"name": "resnet50", "compiled_for": "8.0-108"}, 1, tmp_path)
     assert "compiling resnet50" in capsys.readouterr().err

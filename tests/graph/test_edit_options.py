@@ -78,31 +78,15 @@ def test_a_substitute_brings_its_own_gradient():
     assert names(edited_graph) == ["exp", "gelu", "gelu_backward", "mul"]
 
 
-def test_a_fused_chain_is_one_kernel_in_each_direction():
-    before = step("aten::relu", "aten::exp", "aten::gelu")
-    edited_graph = edited(before, EditSettings(fuse=("aten::relu+aten::exp",)))
-    assert names(edited_graph) == ["fused::relu+exp", "gelu", "mul", "fused::mul+mul"]
-    assert names(edited(before, EditSettings(fuse=("elementwise",)))) == [
-        "fused::relu+exp+gelu",
-        "fused::mul+mul+mul",
-    ]
-    calls = map_calls(edited(before, EditSettings(fuse=("elementwise",))))
-    assert calls["bytes_written"].tolist() == [X.bytes, X.bytes]
-    assert calls["bytes_read"].tolist() == [
-        X.bytes,
-        4 * X.bytes,
-    ]  # the gradient, and an operand of each `mul`
-
-
 def test_edits_are_applied_one_after_another():
     edit = EditSettings(
         remove=("aten::exp",),
         substitute=("aten::relu/aten::tanh",),
-        fuse=("aten::tanh+aten::gelu",),
     )
-    assert (
-        names(edited(step("aten::relu", "aten::exp", "aten::gelu"), edit))[0] == "fused::tanh+gelu"
-    )
+    assert names(edited(step("aten::relu", "aten::exp", "aten::gelu"), edit))[:2] == [
+        "tanh",
+        "gelu",
+    ]
 
 
 def test_dropout_leaves_a_captured_step_in_both_directions(translator):
@@ -113,17 +97,6 @@ def test_dropout_leaves_a_captured_step_in_both_directions(translator):
     gone = len(map_calls(translator)) - len(map_calls(left))
     assert gone == 2 * sum(translator.table["name"] == "aten::dropout")
     assert names(edited(translator, EditSettings(remove=("aten::*dropout",)))) == names(left)
-
-
-def test_fused_chains_of_a_captured_step_move_fewer_bytes(translator):
-    before, after = (
-        map_calls(each)
-        for each in (translator, edited(translator, EditSettings(fuse=("elementwise",))))
-    )
-    assert len(after) < len(before)
-    for name in ("bytes_read", "bytes_written"):
-        assert after[name].sum() < before[name].sum()
-    assert after["flops"].sum() <= before["flops"].sum()
 
 
 @pytest.mark.parametrize(
@@ -139,12 +112,6 @@ def test_fused_chains_of_a_captured_step_move_fewer_bytes(translator):
             {"substitute": ("aten::relu/aten::gleu",)},
             "aten::gleu is not in the operator map: near are aten::glu",
         ),
-        ({"fuse": ("aten::dropout+aten::linear",)}, "aten::linear is not elementwise"),
-        ({"fuse": ("aten::relu+aten::relu",)}, "do not follow each other"),
-        (
-            {"fuse": ("aten::relu+aten::dropuot",)},
-            "no operator aten::dropuot: near are aten::dropout",
-        ),
     ],
 )
 def test_an_edit_that_matches_nothing_says_what_is_near(translator, edit, said):
@@ -158,7 +125,6 @@ def test_an_edit_that_matches_nothing_says_what_is_near(translator, edit, said):
     [
         ("edit.remove=null", "write edit.remove=aten::dropout"),
         ("edit.remove=[]", "write edit.remove=aten::dropout"),
-        ("edit.fuse=aten::relu", "write edit.fuse=aten::add+aten::relu"),
         ("edit.substitute=aten::relu", "write edit.substitute=aten::relu/aten::gelu"),
         ("edit.substitute=a/b/c", "write edit.substitute="),
         ("edit.remove=[none,aten::relu]", "none stands alone"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.graph.edits import fused, rewrite
+from pipeline.graph.edits import rewrite
 from pipeline.graph.table import Node
 from tests.workloads.small import small
 
@@ -67,22 +67,3 @@ def test_a_substitute_brings_its_own_calls_and_no_others(graph, data):
     without = rewrite(graph, {node.node_id: ()})
     assert len(map_calls(edited)) == len(map_calls(without)) + count
     assert len(edited.table) == len(without.table) + count
-
-
-@given(data=st.data())
-@BY_GRAPH
-def test_fusing_saves_launches_and_traffic(graph, data):
-    """Pairs of elementwise operators that follow each other at the top level."""
-    calls = map_calls(graph)
-    simple = set(calls.loc[calls["family"] == "elementwise", "node_id"])
-    top = [node for node in graph.nodes() if node.is_top_level and node.phase == "forward"]
-    pairs = [(a, b) for a, b in zip(top, top[1:], strict=False) if {a.node_id, b.node_id} <= simple]
-    if not pairs:
-        pytest.skip("no two elementwise operators follow each other")
-    pair = data.draw(st.sampled_from(pairs))
-    edited = rewrite(graph, {pair[0].node_id: [fused(pair)], pair[1].node_id: ()})
-    check_tree(edited)
-    after = map_calls(edited)
-    assert len(after) == len(calls) - 1
-    assert after["bytes_read"].sum() <= calls["bytes_read"].sum()
-    assert after["bytes_written"].sum() < calls["bytes_written"].sum()

@@ -127,3 +127,15 @@ def test_a_compiled_function_that_is_no_module_is_reported() -> None:
 
     with pytest.warns(SteptimeWarning, match=r"torch.compile\(cube\): predicted is the function"):
         predict("A100", model=Cubed(), **OPTIONS)
+
+
+def test_modes_of_a_user_are_cuda_graphs_and_a_note() -> None:
+    usual = predict("A100", model=torch.compile(Net(), dynamic=True, fullgraph=True), **OPTIONS)
+    graphed = predict("A100", model=torch.compile(Net(), mode="reduce-overhead"), **OPTIONS)
+    assert graphed.asked["compiled"] == usual.asked["compiled"] + ", one CUDA graph"
+    assert graphed.host_us < 0.9 * usual.host_us
+    with pytest.warns(SteptimeWarning, match=r"without the options coordinate_descent_tuning, max"):
+        tuned = predict(
+            "A100", model=torch.compile(Net(), mode="max-autotune-no-cudagraphs"), **OPTIONS
+        )
+    assert tuned.predicted_us == usual.predicted_us
