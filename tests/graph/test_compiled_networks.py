@@ -23,7 +23,7 @@ LLAMA = {
 
 NETWORKS = {
     "ResNet-50": (["model=resnet50", "batch_size=64"], 467, 109),
-    "GPT-2": ([*LIBRARY, "model.config=GPT2Config", "batch_size=8"], 412, 172),
+    "GPT-2": ([*LIBRARY, "model.config=GPT2Config", "batch_size=8"], 415, 172),
     "EfficientNet-B0": (
         ["model=torchvision", "model.name=efficientnet_b0", "model.dtype=bf16", "batch_size=64"],
         727,
