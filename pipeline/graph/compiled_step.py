@@ -209,7 +209,7 @@ def _check_step(step: Step, own: bool) -> None:
 
 def _as_the_user_says(
     step: Step, places: Mapping[Any, str], backend: Any, found: Compiled
-) -> Callable[[Any], Any]:
+) -> Callable[[Any, Any], Any]:
     """What begins compiled code where the user has called `torch.compile`: modules by our backend, optimizers in closed form."""
     from pipeline.as_on_cuda.compiled_optimizers import update_of
     from pipeline.as_on_cuda.torch_names import compiler
@@ -217,7 +217,7 @@ def _as_the_user_says(
 
     compiling_frames = compiler("_create_wrapped_callback")(backend)
 
-    def begin(owner: Any, options: Mapping[str, Any]) -> Any:
+    def begin(owner: Any, options: Any) -> Any:
         found.options |= {*options}
         compiler("_dynamo.config").assume_static_by_default = True  # also with `dynamic=True`
         place = place_of(owner, step, places)

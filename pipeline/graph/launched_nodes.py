@@ -127,8 +127,8 @@ def _node(launch: Launch, paths: Mapping[str, str]) -> Node:
     inputs, values = zip(*map(_argument, launch.inputs), strict=True) if launch.inputs else ((), ())
     outputs = tuple(filter(None, (tensor for tensor, _ in map(_argument, launch.outputs))))
     name = "aten::randint" if launch.name == "aten::low_out" else launch.name
-    shown = {"inputs": inputs, "values": values, "outputs": outputs}
-    return Node(0, name, phase=launch.phase, module=module, **shown)
+    holds = {"inputs": inputs, "values": values, "outputs": outputs}
+    return Node(0, name, phase=launch.phase, module=module, **holds)
 
 
 def _argument(value: Any) -> tuple[Any, Any]:
