@@ -127,8 +127,8 @@ def _node(launch: Launch, paths: Mapping[str, str]) -> Node:
     inputs, values = zip(*map(_argument, launch.inputs), strict=True) if launch.inputs else ((), ())
     outputs = tuple(filter(None, (tensor for tensor, _ in map(_argument, launch.outputs))))
     name = "aten::randint" if launch.name == "aten::low_out" else launch.name
-    holds = {"inputs": inputs, "values": values, "outputs": outputs}
-    return Node(0, name, phase=launch.phase, module=module, **holds)
+    node = Node(0, name, phase=launch.phase, module=module)
+    return replace(node, inputs=inputs, values=values, outputs=outputs)
 
 
 def _argument(value: Any) -> tuple[Any, Any]:
