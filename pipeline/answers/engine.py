@@ -45,7 +45,7 @@ from pipeline.answers.step_prediction import (
 )
 from pipeline.errors import SteptimeError
 from pipeline.graph.graph_file import read_graph
-from pipeline.graph.step_modules import AS_WRITTEN
+from pipeline.graph.step_modules import is_no_file
 from pipeline.graph.step_store import StepStore, between_ranks
 from pipeline.graph.table import Graph
 from pipeline.hardware.hosts import load_host
@@ -144,13 +144,6 @@ class Steps(Protocol):
         """Memory need of a question's step, or of the same step at another batch size."""
 
 
-def _is_further(question: Question) -> bool:
-    """Whether a question is about another piece of the model than its first (`Question.chunks`)."""
-    if "placed" in question.workload:
-        return bool(question.workload["placed"]["rank"] != question.roles[0])
-    return question.workload.get("part", "whole") not in ("whole", "first")
-
-
 @dataclass(frozen=True)
 class StepFiles:
     """The step of one question, from the files that a rule declares. Other batch sizes come from the process's steps."""
@@ -160,20 +153,17 @@ class StepFiles:
 
     def graph(self, question: Question) -> Graph:
         """The graph in the file; that of a further piece of a model, or of a compiled step, is one of the process's steps."""
-        return STEPS.graph(question) if self._is_other(question) else read_graph(self.graph_file)
+        return (
+            STEPS.graph(question)
+            if is_no_file(question, self.graph_file)
+            else read_graph(self.graph_file)
+        )
 
     def calls(self, question: Question) -> pd.DataFrame:
         """The calls in the file, with collectives between the GPUs of the question."""
-        if self._is_other(question):
+        if is_no_file(question, self.graph_file):
             return STEPS.calls(question)
         return between_ranks(read_table(self.calls_file, "calls"), question)
-
-    def _is_other(self, question: Question) -> bool:
-        return (
-            _is_further(question)
-            or bool(question.workload.get("compile"))
-            or read_graph(self.graph_file).computed.get("compiled") == AS_WRITTEN
-        )
 
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """As `StepStore.memory_bytes`."""
