@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.errors import SteptimeWarning, name_of
 from pipeline.graph.graph_file import read_graph
+from pipeline.question.question import Question
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from pipeline.question.question import Question
     from pipeline.workloads.training_step import Step
 
 AS_WRITTEN = "torch.compile: predicted is the code as it is written"
