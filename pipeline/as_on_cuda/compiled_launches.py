@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pipeline.as_on_cuda.compiler_gpu import CUDA, Target, gpu_of_compiler
 from pipeline.as_on_cuda.patches import replaced
-from pipeline.as_on_cuda.scheduled_kernels import Launch, describe
+from pipeline.as_on_cuda.scheduled_kernels import Launch, describe, module_names
 from pipeline.as_on_cuda.torch_names import compiler, tree_map
 
 HOST = torch.device("cpu")
@@ -114,7 +114,9 @@ def compiling(
             return rewrite(_decomposed(graph, mode), *args, **kwargs)
 
     def backend(graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
-        part = Part(_weights(graph), modules=_modules(graph), root=_running_module())
+        part = Part(
+            _weights(graph), modules={*module_names(graph.graph.nodes)}, root=_running_module()
+        )
         found.parts.append(part)
 
         def inner(graph: Any, inputs: Sequence[Any], **options: Any) -> Any:
@@ -147,12 +149,6 @@ def _weights(graph: Any) -> tuple[str, ...]:
         for name, value in given.items()
         if isinstance(value, torch.nn.Parameter) and value.requires_grad
     )
-
-
-def _modules(graph: Any) -> set[str]:
-    """Names of the modules of a graph's operators."""
-    stacks = (node.meta.get("nn_module_stack") for node in graph.graph.nodes)
-    return {str([*stack.values()][-1][0]) for stack in stacks if stack}
 
 
 def _running_module() -> Any:

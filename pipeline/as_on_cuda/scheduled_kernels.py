@@ -64,7 +64,7 @@ def describe(node: Any, phase: str) -> list[Launch]:
     launch = Launch(
         "+".join(sorted(names)),
         phase,
-        _modules(origins),
+        module_names(origins),
         read,
         written,
         sum(elements for elements, _ in sizes),
@@ -102,7 +102,7 @@ def _library(node: Any, phase: str) -> Launch:
     if own is not None and name not in PRODUCTS:
         inputs = _laid_out(_arguments(own), inputs)
         outputs = tree_leaves(own.meta.get("val"))
-    return Launch(name, phase, _modules(inner.origins), inputs=inputs, outputs=outputs)
+    return Launch(name, phase, module_names(inner.origins), inputs=inputs, outputs=outputs)
 
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
@@ -149,7 +149,7 @@ def _operator(target: Any) -> str:
     return str(schema.name) if schema is not None else getattr(target, "__name__", str(target))
 
 
-def _modules(origins: Iterable[Any]) -> tuple[str, ...]:
+def module_names(origins: Iterable[Any]) -> tuple[str, ...]:
     """Names of the modules of operators, as the compiler has them, the most frequent first."""
     stacks = (node.meta.get("nn_module_stack") for node in origins)
     found = Counter(str([*stack.values()][-1][0]) for stack in stacks if stack)

@@ -23,10 +23,9 @@ FLASH_FROM = 8.0
 
 def without_data(tensor: Tensor, mode: Any, half: torch.dtype | None = None) -> Any:
     """The tensor on the host, without data, in the trace of a mode; `half`: dtype of one with fractions."""
-    shape, strides = tensor.size(), tensor.stride()
     dtype = half if half is not None and tensor.is_floating_point() else tensor.dtype
     with torch.no_grad():
-        bare = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        bare = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device="meta")
     return compiler("FakeTensor")(mode, bare, torch.device("cpu"))
 
 
@@ -47,8 +46,8 @@ def leave_data(modules: Iterable[nn.Module], mode: Any, half: torch.dtype | None
     for module in modules:
         for part in module.modules():
             for held in (vars(part), part._parameters, part._buffers):
-                found = {name: each for name, each in held.items() if isinstance(each, Tensor)}
-                held.update({name: bare(each) for name, each in found.items()})
+                for name, each in held.items():
+                    held[name] = bare(each) if isinstance(each, Tensor) else each
 
 
 @contextmanager
@@ -100,9 +99,7 @@ def fused_attention_of(target: Target, lower: torch.dtype | None) -> AbstractCon
             if attn_mask.dtype == torch.bool:
                 nothing = torch.zeros_like(attn_mask, dtype=query.dtype)
                 attn_mask = nothing.masked_fill(attn_mask.logical_not(), float("-inf"))
-            attn_mask = attn_mask.to(query.dtype).expand(
-                query.shape[0], query.shape[1], query.shape[2], key.shape[2]
-            )
+            attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
         trains = torch.is_grad_enabled() and query.requires_grad
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale

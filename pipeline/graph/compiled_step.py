@@ -7,6 +7,7 @@ the forward function and of their backward pass. Loss, optimizer, copies and mem
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import re
@@ -131,8 +132,6 @@ def explained(error: BaseException) -> str:
 
 def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
     """What the compiler would launch for a step, in this process, which is changed by it."""
-    import logging
-
     import torch
 
     from pipeline.as_on_cuda.compiled_launches import Compiled, compiling, quiet_compiler
@@ -162,8 +161,7 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
     own = config["compile"] == OWN
     _check_step(step, own)
     places = module_paths(step.modules)
-    for part in ("_inductor", "_dynamo"):
-        logging.getLogger(f"torch.{part}").setLevel(logging.ERROR)
+    logging.getLogger("torch").setLevel(logging.ERROR)
     cast_as_on_cuda()
     with (
         fake_tensor_mode(allow_non_fake_inputs=True) as mode,

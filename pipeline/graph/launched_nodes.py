@@ -65,9 +65,8 @@ def described(
             holder, inside = len(nodes), below(paths.get(part.root, ""))
             has: dict[str, Any] = {"function": function, "call": call}
             if breaks:
-                has["modules"] = sorted(
-                    filter(None, {_path(each, inside) for each in part.modules})
-                )
+                found_in = {_path(each, inside) for each in part.modules}
+                has["modules"] = sorted(filter(None, found_in))
             if phase == "backward":
                 has["gradients"] = len({*part.weights} - met)
                 met |= {*part.weights}
