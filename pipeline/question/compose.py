@@ -323,11 +323,14 @@ def refuse_other_names(values: Sequence[Override], named: bool) -> None:
             )
 
 
-def with_loader(texts: Sequence[str]) -> list[str]:
-    """Overrides with `loader=5000/s` as the option of its section, at the end."""
-    loading = [text for text in texts if text.startswith("loader=")]
-    others = [text for text in texts if text not in loading]
-    return others + [f"predict.{text}".replace("/s", "") for text in loading]
+def with_names_of_today(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Overrides with the names that options have today, and a sentence on each that has got another."""
+    old, new = "ddp.", "parallel."
+    keys = [text.partition("=")[0] for text in texts]
+    notes = [f"{key} is called {new}{key[len(old) :]}" for key in keys if key.startswith(old)]
+    texts = [new + text[len(old) :] if text.startswith(old) else text for text in texts]
+    loading = [f"predict.{text}".replace("/s", "") for text in texts if text.startswith("loader=")]
+    return [text for text in texts if not text.startswith("loader=")] + loading, notes
 
 
 def refuse_repeated(texts: Sequence[str]) -> None:

@@ -37,7 +37,7 @@ from pipeline.question.compose import (
     experiments,
     parse_grid,
     refuse_repeated,
-    with_loader,
+    with_names_of_today,
 )
 from pipeline.question.options import GROUPS, SECTION_KINDS
 from pipeline.question.placed_tables import placed_tables, roles, work_of
@@ -232,7 +232,7 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
         UnknownNameError: a GPU, model, experiment or option does not exist.
         ConfigError: an override cannot be read, or a value makes no sense.
     """
-    overrides = with_loader(overrides)
+    overrides, renamed = with_names_of_today(overrides)
     refuse_repeated(overrides)
     overrides, prices, own = own_terms(overrides)
     named = [text for text in overrides if text.startswith("experiment=")]
@@ -273,7 +273,8 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
         raise last
     if unused := prices.keys() - {question.gpu.name for question in questions.values()}:
         raise ConfigError(f"{OVERRIDE}{min(unused)}: this GPU is not among those asked for")
-    said = [f"left out: {last}"] if last and completed is None else []
+    left_out = [f"left out: {last}"] if last and completed is None else []
+    said = (*renamed, *left_out)
     return [
         replace(q, own_price=prices.get(q.gpu.name), notes=(*said, *q.notes), **own)
         for q in questions.values()

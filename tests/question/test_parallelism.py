@@ -37,11 +37,12 @@ def test_a_variant_names_what_differs_and_a_question_survives_snakemakes_params(
             "gpu=A100-SXM4-80GB",
             "model=resnet50",
             "devices=4",
-            "parallel.bucket_cap_mb=50",
+            "ddp.bucket_cap_mb=50",
         ]
     )
     assert question.variant == "devices-4_parallel.bucket_cap_mb-50"
     assert set(question.overrides) == {"devices=4", "parallel.bucket_cap_mb=50"}
+    assert question.notes[0] == "ddp.bucket_cap_mb is called parallel.bucket_cap_mb"
     again = Question.of(question.plain())
     assert again.ranks == question.ranks and again.workload == question.workload
 
