@@ -47,6 +47,7 @@ METHODS = {
     "mlp": "ratio of a network (published form)",
     "roofline": "ratio of rooflines",
     "auto": "auto",
+    "auto, 10 probes": "auto, with 10 probes",
 }
 """Methods of `pair_errors.csv` in the picture, and their labels."""
 
@@ -136,9 +137,9 @@ def transfer(errors: pd.DataFrame) -> Figure:
     board = Board([2.4], Page(8.0, 1, 1.5))
     (axes,) = board.panels
     handles = []
-    colours = ("#999999", SERIES[1], SERIES[4], SERIES[0])
+    colours = ("#999999", SERIES[1], SERIES[4], SERIES[0], SERIES[2])
     for (method, label), colour, marker in zip(
-        METHODS.items(), colours, ("x", "^", "s", "o"), strict=True
+        METHODS.items(), colours, ("x", "^", "s", "o", "D"), strict=True
     ):
         handles += axes.plot(
             means[method].reindex(FAMILY_ORDER),

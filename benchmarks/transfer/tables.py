@@ -14,7 +14,9 @@ import pandas as pd
 
 from evaluation.checks.method_names import TRACKER_METHOD
 from evaluation.pages.markdown import markdown, rewrite
+from evaluation.training.left_out_gpu import PROBES
 from pipeline.paths import transfer_dir
+from pipeline.readable import distinct
 from pipeline.transfer.utilisation import UtilisationModel
 
 BARS = {
@@ -27,7 +29,7 @@ BARS = {
 }
 """Target MAPE of `auto` in %, set by this project."""
 
-ORDER = ["auto", "mlp", "wave", "wave, exact", "roofline"]
+ORDER = ["auto", "auto, 10 probes", "mlp", "wave", "wave, exact", "roofline"]
 """Methods in the columns of the overview. docs/accuracy.md also has the ratio of bandwidths."""
 
 
@@ -93,6 +95,47 @@ def left_out(folder: Path) -> str:
     return percents(mean[["mape", "gmae", "gmae, worst", "coverage", "coverage, worst"]], "family")
 
 
+def probes(folder: Path) -> str:
+    """MAPE of left-out GPUs by family and number of probes, and coverage of the interval with ten probes."""
+    mean = _probed(folder).groupby(level=["family", "probes"], sort=False).mean()
+    table = mean["mape"].unstack().reindex(list(BARS)).sort_index(axis=1)
+    table.columns = pd.Index([f"{count} probes" if count else "none" for count in table.columns])
+    table["coverage, 10 probes"] = mean["coverage"].xs(PROBES, level="probes")
+    return percents(table, "family")
+
+
+def probes_in_full(folder: Path) -> str:
+    """All errors of left-out GPUs by number of probes: for each family, and for products on each GPU."""
+    table, texts = _probed(folder), []
+    for part, by, corner in (
+        (table, "family", "family, probes"),
+        (table.loc[["gemm"]], "gpu", "`gemm`, probes"),
+    ):
+        mean = part.groupby(level=[by, "probes"], sort=False).mean()
+        names = distinct(mean.index.get_level_values(0))
+        mean = mean.reindex(
+            pd.MultiIndex.from_product([names, sorted(set(mean.index.get_level_values(1)))])
+        )
+        mean.index = pd.Index([f"{name}, {count}" for name, count in mean.index])
+        texts.append(percents(mean[["mape", "gmae", "median", "coverage"]], corner))
+    return "\n\n".join(texts)
+
+
+def _probed(folder: Path) -> pd.DataFrame:
+    """Errors of left-out GPUs in %, from the shipped models' metadata, by family, GPU and number of probes."""
+    rows = {}
+    for family in BARS:
+        facts = UtilisationModel.load(folder / f"{family}.safetensors").provenance.get(
+            "left_out", {}
+        )
+        for gpu, found in facts.items():
+            for count, errors in found.get("probes", {}).items():
+                rows[family, gpu, int(count)] = errors
+    table = pd.DataFrame(rows).T.rename_axis(["family", "gpu", "probes"]).astype(float)
+    table["coverage"] *= 100.0
+    return table
+
+
 def percents(table: pd.DataFrame, corner: str) -> str:
     """Markdown table with one decimal."""
     rows = (
@@ -116,6 +159,8 @@ def main() -> None:
         "overview": overview(errors),
         "matrices": matrices(errors),
         "left out": left_out(shipped),
+        "probes": probes(shipped),
+        "probes in full": probes_in_full(shipped),
     }
     if options.models:
         results = pd.read_csv(options.models)

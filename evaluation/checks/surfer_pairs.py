@@ -260,7 +260,7 @@ def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None
     models: dict[str, dict[str, UtilisationModel]] = {}
     for family in MODELLED_FAMILIES:
         recipe = RECIPES[family] if steps is None else shortened(RECIPES[family], steps)
-        for fold in folds(samples, family, recipe, cache, baseline=False):
+        for fold in folds(samples, family, recipe, cache, baseline=False, probes=False):
             models.setdefault(fold.destination.name, {})[family] = fold.utilisation
     gpus = sorted(passes["gpu"].astype(str).unique())
     return pd.concat(

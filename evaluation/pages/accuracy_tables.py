@@ -159,7 +159,7 @@ a card also share the error of its session: they are five draws of it rather tha
 ## GPUs without samples
 
 Each GPU is left out of training in turn and predicted from its spec file alone. MAPE in %, over samples above twice
-the latency floor. *Of*: the number of these samples that the second table compares, without ten kernels and shapes that no other
+the latency floor. *Of*: the number of these samples that the second table compares, without ten probes and shapes that no other
 GPU has. Sources: metadata of `packs/transfer/*.safetensors`, and `packs/transfer/pair_errors.csv`.
 
 Some constants have seen the left-out GPU. The tiles of batched products (`pipeline/transfer/output_tiles.py`), and the routes and

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,9 @@ from evaluation.training.left_out_gpu import (
     folds,
     left_out_errors,
     pair_errors,
+    probe_errors,
 )
+from evaluation.training.prior_fit import learn_prior
 from evaluation.training.published_networks import DIMS, PUBLISHED, train_published
 from evaluation.training.utilisation_train import train_utilisation
 from evaluation.training.write_packs import record_file
@@ -50,32 +52,35 @@ def build_family(
     """
     source = {"source": ", ".join(sorted(samples["source"].astype(str).unique()))}
     model = train_utilisation(samples, family, provenance=source)
-    model, errors = add_interval(samples, model, folds(samples, family, cache=cache))
+    model, errors = add_interval_and_prior(samples, model, folds(samples, family, cache=cache))
     model.save(out / f"{family}.safetensors")
     return errors
 
 
-def add_interval(
+def add_interval_and_prior(
     samples: pd.DataFrame, model: UtilisationModel, left_out: Iterable[Fold]
 ) -> tuple[UtilisationModel, pd.DataFrame]:
-    """Add the interval to a trained model; also return errors of the models without each GPU.
+    """Add the interval and the prior of probes to a trained model; also return errors of the models without each GPU.
 
     The interval is that of a new GPU, estimated from the residuals of left-out GPUs. `coverage` in the provenance is
-    the share of each GPU's residuals inside the interval of the other GPUs.
+    the share of each GPU's residuals inside the interval of the other GPUs. The prior of probes is fitted to the errors
+    of the same models.
     """
-    errors, direct, residuals = [], {}, {}
+    errors, direct, errors_left_out = [], {}, {}
     for fold in left_out:
         gpu = fold.destination.name
         errors.append(pair_errors(samples, fold))
-        direct[gpu] = direct_errors(samples, fold)
-        residuals[gpu] = left_out_errors(samples, fold.utilisation, gpu)
+        direct[gpu] = {**direct_errors(samples, fold), "probes": probe_errors(samples, fold)}
+        errors_left_out[gpu] = left_out_errors(samples, fold.utilisation, gpu)
+    residuals = {gpu: error for gpu, (_, error) in errors_left_out.items()}
     for gpu, own in residuals.items():
         others = {name: values for name, values in residuals.items() if name != gpu}
         low, high = interval_of_a_new_gpu(others)
         direct[gpu]["coverage"] = float(np.mean((own >= low) & (own <= high)))
     low, high = interval_of_a_new_gpu(residuals)
     provenance = {**model.provenance, "left_out": direct}
-    done = replace(model, log_p10=low, log_p90=high, provenance=provenance)
+    prior = asdict(learn_prior(errors_left_out))
+    done = replace(model, log_p10=low, log_p90=high, provenance=provenance, probe_prior=prior)
     return done, pd.concat(errors, ignore_index=True)
 
 

@@ -8,7 +8,7 @@ smallest latency of the op on that GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from evaluation.training.prior_fit import learn_prior
 from evaluation.training.published_networks import DIMS, PublishedNetwork, train_published
 from evaluation.training.recipes import RECIPES, Recipe
 from evaluation.training.utilisation_train import train_utilisation
@@ -25,12 +26,19 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.transfer import wave_scaling as wave
+from pipeline.transfer.probes import CovarianceInputs, calibrate, choose_probes, covariance_inputs
 from pipeline.transfer.scaling_methods import by_auto, by_roofline
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]
 
 Trained = TypeVar("Trained", UtilisationModel, PublishedNetwork)
+
+PROBES = 10
+"""Number of probe kernels per family for the errors with probes."""
+
+PROBE_COUNTS = (5, 10, 20)
+"""Numbers of probes with which `probe_errors` predicts a left-out GPU."""
 
 MIN_FLOOR_MULTIPLE = 2.0
 """Errors are computed over rows above this multiple of the latency floor."""
@@ -53,8 +61,12 @@ def folds(
     cache: Path | None = None,
     *,
     baseline: bool = True,
+    probes: bool = True,
 ) -> Iterator[Fold]:
     """Train a family's models once for each left-out GPU.
+
+    The prior for probes of the left-out GPU is learned from the errors on the other GPUs. Each of these GPUs is
+    predicted by a model of one network, trained without it and without the left-out GPU.
 
     Args:
         samples: a samples table.
@@ -62,15 +74,31 @@ def folds(
         recipe: sizes and schedule; the family's by default.
         cache: folder of models from earlier calls; missing models are trained and saved there.
         baseline: whether to train the papers' network where the family has one.
+        probes: whether to learn the prior for probes, which takes one model per pair of GPUs.
     """
     own = samples[samples["family"] == family]
     gpus = sorted(own["gpu"].astype(str).unique())
+    chosen = recipe or RECIPES[family]
+    fewer = replace(chosen, networks=1)
+    pairs: dict[tuple[str, ...], UtilisationModel] = {}
+
+    def trained(recipe: Recipe, *without: str) -> UtilisationModel:
+        path = cache and cache / f"{family}_without_{'_'.join(without)}.safetensors"
+        rest = own[~own["gpu"].isin(without)]
+        train = partial(train_utilisation, rest, family, recipe)
+        return _cached(path, UtilisationModel.load, train)
+
+    def prior_errors(gpu: str, other: str) -> tuple[CovarianceInputs, Array]:
+        low, high = sorted((gpu, other))
+        if (low, high) not in pairs:
+            pairs[low, high] = trained(fewer, low, high)
+        return left_out_errors(own, pairs[low, high], other)
+
     for gpu in gpus:
-        path = cache and cache / f"{family}_without_{gpu}.safetensors"
-        learn = partial(
-            train_utilisation, own[own["gpu"] != gpu], family, recipe or RECIPES[family]
-        )
-        model = _cached(path, UtilisationModel.load, learn)
+        model = trained(chosen, gpu)
+        if probes and len(gpus) > 2:
+            others = {other: prior_errors(gpu, other) for other in gpus if other != gpu}
+            model = replace(model, probe_prior=asdict(learn_prior(others)))
         network = None
         if baseline and family in DIMS:
             path = cache and cache / f"published_{family}_without_{gpu}.safetensors"
@@ -95,14 +123,17 @@ def _cached(
     return model
 
 
-def left_out_errors(samples: pd.DataFrame, model: UtilisationModel, gpu: str) -> Array:
-    """log(measured / predicted) of a GPU's calls above `MIN_FLOOR_MULTIPLE` times the floor, shape (rows,).
+def left_out_errors(
+    samples: pd.DataFrame, model: UtilisationModel, gpu: str
+) -> tuple[CovarianceInputs, Array]:
+    """Calls of a GPU above `MIN_FLOOR_MULTIPLE` times the floor, and their log(measured / predicted), for `learn_prior`.
 
     The model must have been trained without this GPU.
     """
     rows = samples[(samples["family"] == model.family) & (samples["gpu"] == gpu)]
     rows = rows[_above_floor(rows)]
-    return np.log(_measured(rows) / model.kernel_and_latency(rows, load_gpu(gpu))[1])
+    inputs = covariance_inputs(model, rows, load_gpu(gpu))
+    return inputs, np.log(_measured(rows)) - inputs.log_latency
 
 
 def _measured(rows: pd.DataFrame) -> Array:
@@ -132,28 +163,39 @@ def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
     own, target, keys = _by_family(samples, fold)
     truths = target[target["shown"]][[*keys, "latency_us"]]
     truths = truths.rename(columns={"latency_us": "truth"})
+    probes = probe_rows(own, target, keys, fold, PROBES)
     rows = []
     for gpu in sorted(set(own["gpu"].astype(str)) - {fold.destination.name}):
         origin = own[own["gpu"] == gpu].drop_duplicates(keys)
         joined = origin.merge(truths, on=keys, how="inner")
-        truth = joined["truth"].to_numpy(dtype=np.float64)
+        held_out = _without_probes(joined, probes, keys)
+        truth = joined["truth"].to_numpy(dtype=np.float64)[held_out]
         facts = {"family": fold.family, "origin": gpu, "destination": fold.destination.name}
-        for name, predicted in _predictions(joined, load_gpu(gpu), fold).items():
-            errors = _percent(np.asarray(predicted, dtype=np.float64), truth)
+        for name, predicted in _predictions(joined, load_gpu(gpu), fold, probes).items():
+            errors = _percent(
+                np.asarray(predicted, dtype=np.float64)[held_out],
+                truth,
+            )
             rows.append({**facts, "method": name, **errors, "rows": len(truth)})
     return pd.DataFrame(rows)
 
 
-def _predictions(joined: pd.DataFrame, origin: GpuSpec, fold: Fold) -> dict[str, Any]:
+def _predictions(
+    joined: pd.DataFrame, origin: GpuSpec, fold: Fold, probes: pd.DataFrame
+) -> dict[str, Any]:
     """Predictions of the destination's times by method, each of shape (rows,)."""
     there, measured = fold.destination, _measured(joined)
     models = {fold.family: fold.utilisation}
+    calibrated = {fold.family: calibrate(fold.utilisation, probes, there)}
     gamma, launches = wave.gamma(wave.intensity_of(joined), there), wave.Launches.of(joined)
     simple, exact = (
         wave.scale(measured, launches, origin, there, gamma, exact=exact) for exact in (False, True)
     )
     predictions: dict[str, Any] = {
         "auto": by_auto(joined, origin, there, models)["predicted_us"],
+        f"auto, {PROBES} probes": by_auto(joined, origin, there, models, calibrated)[
+            "predicted_us"
+        ],
         "wave": simple,
         "wave, exact": exact,
         "roofline": by_roofline(joined, fold.family, origin, there),
@@ -162,6 +204,49 @@ def _predictions(joined: pd.DataFrame, origin: GpuSpec, fold: Fold) -> dict[str,
     if fold.published is not None:
         predictions["mlp"] = measured * fold.published.ratio(joined, origin, there)
     return predictions
+
+
+def _without_probes(
+    rows: pd.DataFrame, probes: pd.DataFrame, keys: list[str]
+) -> npt.NDArray[np.bool_]:
+    """Mask of the rows that are not probes."""
+    return ~pd.MultiIndex.from_frame(rows[keys]).isin(pd.MultiIndex.from_frame(probes[keys]))
+
+
+def probe_rows(
+    own: pd.DataFrame, target: pd.DataFrame, keys: list[str], fold: Fold, count: int
+) -> pd.DataFrame:
+    """Probes among the destination's rows `target`, of calls above twice the floor on all other GPUs."""
+    others = own[own["gpu"] != fold.destination.name]
+    above = others[_above_floor(others)].groupby(keys).size()
+    everywhere = above[above == others["gpu"].nunique()].reset_index()[keys]
+    candidates = target.merge(everywhere, on=keys, how="inner").sort_values(keys)
+    return choose_probes(fold.utilisation, candidates, fold.destination, count)
+
+
+def probe_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, dict[str, float]]:
+    """Errors in % on the left-out GPU above twice its floor by number of probes, whose rows are excluded.
+
+    Returns:
+        MAPE, GMAE and median of the error. 0 means a prediction from the spec alone; with probes also `coverage`, the
+        share of rows within p10 to p90.
+    """
+    own, target, keys = _by_family(samples, fold)
+    shown, errors = target[target["shown"]], {}
+    for count in (0, *PROBE_COUNTS):
+        rows, half = shown, None
+        if count:
+            probes = probe_rows(own, target, keys, fold, count)
+            rows = shown[_without_probes(shown, probes, keys)]
+            calibration = calibrate(fold.utilisation, probes, fold.destination)
+            _, latency, half = calibration.predict(rows)
+        else:
+            _, latency = fold.utilisation.kernel_and_latency(rows, fold.destination)
+        off = np.abs(np.log(_measured(rows) / latency))
+        median = 100 * float(np.median(np.abs(latency / _measured(rows) - 1.0)))
+        covered = {} if half is None else {"coverage": float(np.mean(off <= half))}
+        errors[str(count)] = _percent(latency, _measured(rows)) | {"median": median} | covered
+    return errors
 
 
 def direct_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, float]:

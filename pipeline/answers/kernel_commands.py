@@ -33,6 +33,8 @@ from pipeline.model_files import list_packs, pack_models
 from pipeline.question.several_gpus import cluster_of
 from pipeline.readable import distinct
 from pipeline.schemas import refuse_overwriting, write_parquet
+from pipeline.transfer.probes import calibrate_all
+from pipeline.transfer.shipped_models import load_models
 
 MAX_WORKERS = 8
 """Largest number of processes of a fit. Each fits one family at a time, in 400 MB to 1.5 GB."""
@@ -142,6 +144,7 @@ def predict_command(
     models_dir: str | Path | None,
     in_path: str | Path,
     out_path: str | Path,
+    probes: str | Path | None = None,
     cluster: str = AUTO,
 ) -> dict[str, Any]:
     """Predict a file of calls. The output keeps rows, order and all columns, and adds the columns `ADDED_COLUMNS`.
@@ -151,6 +154,7 @@ def predict_command(
         models_dir: folder that `fit_command` wrote; missing families come from the shipped packs.
         in_path: parquet with `op` and dims.
         out_path: parquet to write.
+        probes: parquet of a few rows measured on the device, to calibrate families that are transferred to it.
         cluster: name or file of the cluster in which collectives run; `auto` is the usual one of the GPU.
 
     Returns:
@@ -164,7 +168,7 @@ def predict_command(
     """
     spec = load_gpu(gpu)
     joined = cluster_of(cluster, spec)
-    refuse_overwriting(out_path, in_path)
+    refuse_overwriting(out_path, in_path, probes)
     folder = None if models_dir is None else Path(models_dir)
     if folder is not None:
         _check_models(folder, spec)
@@ -174,7 +178,10 @@ def predict_command(
     _check_ranks(calls, joined, str(in_path))
     shipped = [pack_models(spec.name)] if spec.name in list_packs() else []
     directories = [*([folder] if folder is not None else []), *shipped]
-    predictor = load_predictor(spec, directories, joined)
+    corrections: dict[str, Any] = {}
+    if probes is not None:
+        corrections |= calibrate_all(load_models(), read_samples(probes, gpu)[0], spec)
+    predictor = load_predictor(spec, directories, corrections, joined)
     # a `flops` or `bytes_read` column of the user's file is not used
     predicted = predictor.predict(calls[[name for name in CALL_COLUMNS if name in calls.columns]])
     result = table.assign(

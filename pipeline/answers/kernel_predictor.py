@@ -333,22 +333,25 @@ def distinct_calls(calls: pd.DataFrame) -> tuple[pd.DataFrame, Ints]:
 def load_predictor(
     gpu: GpuSpec,
     model_dirs: Sequence[str | Path] = (),
+    corrections: Mapping[str, Any] | None = None,
     cluster: Cluster | None = None,
 ) -> KernelPredictor:
     """A predictor from folders of saved families. Each family comes from the first folder that holds it.
 
     Other families are transferred or predicted by physics. A folder holds one folder per family with a `family.json`,
-    or one per family and variant. Missing folders are skipped. Collectives run in the `cluster`.
+    or one per family and variant. Missing folders are skipped. `corrections` come from probes of this GPU
+    (`pipeline.transfer.probes`) and apply to transferred families. Collectives run in the `cluster`.
 
     Raises:
         PackError: a family's files are damaged or incomplete.
     """
-    return predictor_of(gpu, find_families(model_dirs), cluster)
+    return predictor_of(gpu, find_families(model_dirs), corrections, cluster)
 
 
 def predictor_of(
     gpu: GpuSpec,
     families: Mapping[str, Path],
+    corrections: Mapping[str, Any] | None = None,
     cluster: Cluster | None = None,
 ) -> KernelPredictor:
     """A predictor from one saved folder per family; families without one are transferred or predicted by physics.
@@ -375,7 +378,7 @@ def predictor_of(
                 {name} if "fp32" in fitted.scope.dtypes else set()
             )  # cross-GPU models answer for fp32
     if not own >= set(COVERED_FAMILIES):
-        models = with_fallback(models, transferred_models(gpu, own))
+        models = with_fallback(models, transferred_models(gpu, own, corrections))
     # since Ada, starts and L2 of the rules come from H100s, and halve the error of a pack's curve on dtypes that it lacks
     physics = physics if calibrated and not physics.is_recent else Physics.of(gpu).streaming()
     complete = cache(lambda: with_gaps_filled(gpu, models, cluster))

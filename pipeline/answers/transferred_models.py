@@ -7,7 +7,9 @@ arithmetic follows clock and power. The latency floor is that of the measured ho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ from pipeline.kernels.family_model import FittedModel, read_description
 from pipeline.kernels.features import without_phase
 from pipeline.kernels.physics import LARGE_SIDES, Physics, raised_to_min_duration
 from pipeline.model_files import list_packs, pack_models
+from pipeline.transfer.probes import Calibration
 from pipeline.transfer.shipped_models import covered, load_models, predict_calls
 from pipeline.transfer.utilisation import UtilisationModel
 
@@ -33,6 +36,9 @@ memory."""
 
 SAMPLED_SIDES = {"M": 8192.0, "N": 65536.0, "K": 65536.0}
 """Largest products of the samples of cross-GPU models; what is larger adds time at the chip's rates."""
+
+PROBE_TRUST = 3.0
+"""Number of probes at which a level measured on this GPU gets weight 1/2. With n probes the weight is n / (n + 3)."""
 
 
 def ratio_between(
@@ -96,12 +102,14 @@ class SameChipModel(KernelModel):
         measured: the GPU of the samples.
         base: the fitted model of that GPU.
         model: the cross-GPU model of the family, for the ratio.
+        log_level: log of the factor that probes of the GPU give.
     """
 
     gpu: GpuSpec
     measured: GpuSpec
     base: FittedModel
     model: UtilisationModel
+    log_level: float = 0.0
     evidence: str = "transferred"
 
     def covers(self, calls: pd.DataFrame) -> Flags:
@@ -110,9 +118,10 @@ class SameChipModel(KernelModel):
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """The measured GPU's estimate with scaled kernel times. Latencies do not fall below the measured host's floor."""
-        base, ops = self.base.predict(calls), Dims(calls).text("op")
+        factor = self.ratio(calls) * np.exp(self.log_level)
+        ops = Dims(calls).text("op")
         return scaled_estimate(
-            base, self.ratio(calls), self.model.family, self.gpu, self.base.floor, ops
+            self.base.predict(calls), factor, self.model.family, self.gpu, self.base.floor, ops
         )
 
     def ratio(self, calls: pd.DataFrame) -> Array:
@@ -121,8 +130,18 @@ class SameChipModel(KernelModel):
             return np.ones(len(calls))
         return ratio_between(self.model, calls, self.gpu, self.measured)
 
+    def levelled(self, probes: pd.DataFrame) -> SameChipModel:
+        """The same model with a level from a few calls measured on the GPU, shrunk towards the measured GPU's level."""
+        errors = np.log(
+            probes["latency_us"].to_numpy(dtype=np.float64) / self.predict(probes).latency
+        )
+        weight = len(errors) / (len(errors) + PROBE_TRUST)
+        return replace(self, log_level=float(weight * np.median(errors)))
 
-def same_chip_models(gpu: GpuSpec) -> dict[str, SameChipModel]:
+
+def same_chip_models(
+    gpu: GpuSpec, calibrations: Mapping[str, Calibration] | None = None
+) -> dict[str, SameChipModel]:
     """Models by family from the pack of a GPU with the same chip; empty if there is no such pack.
 
     Raises:
@@ -137,8 +156,11 @@ def same_chip_models(gpu: GpuSpec) -> dict[str, SameChipModel]:
         folder = models / name
         if not folder.is_dir() or read_description(folder).get("variant") == "curve":
             continue
-        base = FittedModel.load(folder, sibling)
-        scaled_models[name] = SameChipModel(gpu, _measured(model, sibling), base, model)
+        scaled = SameChipModel(
+            gpu, _measured(model, sibling), FittedModel.load(folder, sibling), model
+        )
+        calibration = (calibrations or {}).get(name)
+        scaled_models[name] = scaled if calibration is None else scaled.levelled(calibration.probes)
     return scaled_models
 
 
@@ -157,6 +179,7 @@ class TransferredModel(KernelModel):
 
     gpu: GpuSpec
     family: str
+    corrections: Mapping[str, Any] | None = None
     evidence: str = "transferred"
 
     def covers(self, calls: pd.DataFrame) -> Flags:
@@ -181,7 +204,9 @@ class TransferredModel(KernelModel):
         return estimate.scale(np.fmin(1.0, most / estimate.kernel))
 
     def _estimate(self, calls: pd.DataFrame) -> Estimate:
-        predicted = predict_calls(without_phase(self.family, calls), self.gpu)
+        predicted = predict_calls(
+            without_phase(self.family, calls), self.gpu, None, dict(self.corrections or {})
+        )
         latency, kernel, low, high = (
             predicted[name].to_numpy(dtype=np.float64)
             for name in ("predicted_us", "kernel_us", "p10_us", "p90_us")
@@ -191,14 +216,18 @@ class TransferredModel(KernelModel):
         return Estimate(latency, kernel, low, high, inside, rest + low, rest + high)
 
 
-def transferred_models(gpu: GpuSpec, present: set[str]) -> dict[str, KernelModel]:
+def transferred_models(
+    gpu: GpuSpec, present: set[str], corrections: Mapping[str, Any] | None = None
+) -> dict[str, KernelModel]:
     """Adapters for families that the cross-GPU models cover and `present` lacks; none for a CPU or where none ship."""
     if gpu.limits is None:
         return {}
 
     # layer norm of current PyTorch reads its rows once; that of the samples read them twice
     shared = [name for name in load_models() if name != "layer_norm" or not Chip.of(gpu).is_recent]
-    models: dict[str, KernelModel] = {name: TransferredModel(gpu, name) for name in shared}
+    models: dict[str, KernelModel] = {
+        name: TransferredModel(gpu, name, corrections) for name in shared
+    }
     # a GPU with the same chip and samples of its own predicts better than the cross-GPU models
-    models |= same_chip_models(gpu)
+    models |= same_chip_models(gpu, corrections)
     return {name: model for name, model in models.items() if name not in present}

@@ -73,13 +73,16 @@ def kernels_predict(
         Path | None,
         typer.Option(help="folder of models from `kernels fit` (default: the shipped models)"),
     ] = None,
+    probes: Annotated[
+        Path | None, typer.Option(help="a few measured calls on that GPU, to calibrate a transfer")
+    ] = None,
     cluster: Annotated[
         str, typer.Option(help="cluster in which collectives run (`steptime clusters`)")
     ] = AUTO,
     as_json: Json = False,
 ) -> None:
     """Predict the latency of every row of a table of calls."""
-    facts = predict_command(gpu, models, source, out, cluster)
+    facts = predict_command(gpu, models, source, out, probes, cluster)
     if as_json:
         print_json(facts)
         return
@@ -104,10 +107,13 @@ def transfer(
     source: Annotated[Path, typer.Option("--in", help="parquet of rows measured on the origin")],
     out: Predicted,
     method: Annotated[str, typer.Option(help="wave or auto")] = "auto",
+    probes: Annotated[
+        Path | None, typer.Option(help="a few rows measured on the destination, to calibrate")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Scale latencies measured on one GPU to another."""
-    facts = transfer_command(from_gpu, to_gpu, method, source, out)
+    facts = transfer_command(from_gpu, to_gpu, method, source, out, probes)
     if as_json:
         print_json(facts)
         return

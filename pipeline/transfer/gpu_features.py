@@ -19,6 +19,7 @@ import pandas as pd
 
 from pipeline.arrays import Array
 from pipeline.families import work_of
+from pipeline.families.conv_shape import ConvShape
 from pipeline.families.dims import Dims
 from pipeline.families.family import MAX_WARP_ROW
 from pipeline.hardware.spec import GpuSpec
@@ -116,46 +117,96 @@ def side_by_side(*features: Array | float) -> Array:
     return np.column_stack(np.broadcast_arrays(*features))
 
 
-def call_features(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Array:
-    """Features of calls on a GPU, shape (rows, features): of matrix products (`gemm`), or of a family that works on rows."""
+def call_features(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Array]:
+    """Features by name of calls of one covered family on a GPU, each of shape (rows,)."""
     d, traffic = Dims(calls), work_of(family, calls, own_columns=False).bytes
-    return (_products if family in COMPUTE_FAMILIES else _rows)(d, gpu, traffic)
+    if family in COMPUTE_FAMILIES:
+        return _products(family, d, gpu, traffic)
+    return _rows(d, gpu, traffic)
 
 
-def _products(d: Dims, gpu: GpuSpec, traffic: Array) -> Array:
-    """Features of matrix products (B x) M x N times N x K."""
-    batch, m, n, k = d("B", 1.0), d("M"), d("N"), d("K")
-    tilings = [Tiling.of(m, k, tile, gpu, batch) for tile in TILES]
+def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
+    """Features of matrix products (B x) M x N times N x K, and of convolutions as implicit products.
+
+    For convolutions these features serve only as a measure of similarity of calls (`probes.py`). Their models use
+    features of each route instead.
+    """
+    if family == "conv2d_forward":
+        shape = ConvShape.of(d)
+        batch, m = np.ones(d.rows), shape.batch * shape.out_height * shape.out_width
+        n, k = shape.in_channels / shape.groups * shape.window, shape.out_channels
+    else:
+        batch, m, n, k = d("B", 1.0), d("M"), d("N"), d("K")
+    f = {
+        "log_m": np.log(m),
+        "log_n": np.log(n),
+        "log_k": np.log(k),
+        "log_batch": np.log(batch),
+    }
+    for high, wide in TILES:
+        tiling = Tiling.of(m, k, (high, wide), gpu, batch)
+        f[f"waves_{high}x{wide}"] = np.log(tiling.waves)
+        f[f"tail_{high}x{wide}"] = tiling.last_wave
+        f[f"padding_{high}x{wide}"] = tiling.filled
+    for name, size in (("m", m), ("n", n), ("k", k)):
+        f[f"align_{name}"] = alignment(size)
     # bytes that one wave of blocks reads together, over the L2 size; the logarithm of 1 + x is nearly 0 where they fit.
     # A GPU with much more L2 than the GPUs with samples therefore has features within the range of the samples.
-    blocks = np.minimum(Tiling.of(m, k, (64, 64), gpu, batch).blocks, 2.0 * gpu.sms)
-    return side_by_side(
-        *(np.log(size) for size in (m, n, k, batch)),
-        *(f for each in tilings for f in (np.log(each.waves), each.last_wave, each.filled)),
-        *(alignment(size) for size in (m, n, k)),
-        np.log1p(traffic / gpu.l2_bytes),
-        np.log1p(4.0 * 64.0 * n * blocks / gpu.l2_bytes),
-        np.log1p(4.0 * n * np.minimum(m, k) / gpu.l2_bytes),
-        np.log(m / k),
+    f["operands_per_l2"] = np.log1p(traffic / gpu.l2_bytes)
+    blocks = np.minimum(
+        Tiling.of(m, k, (64, 64), gpu, batch).blocks,
+        2.0 * gpu.sms,
+    )
+    f["panels_per_l2"] = np.log1p(4.0 * 64.0 * n * blocks / gpu.l2_bytes)
+    f["smaller_panel_per_l2"] = np.log1p(4.0 * n * np.minimum(m, k) / gpu.l2_bytes)
+    f["squareness"] = np.log(m / k)
+    f["pascal"] = np.full(
+        d.rows,
         float(gpu.architecture == "pascal"),
     )
+    if family == "conv2d_forward":
+        f |= _image(d, shape, gpu)
+    return f
 
 
-def _rows(d: Dims, gpu: GpuSpec, traffic: Array) -> Array:
+def _image(d: Dims, shape: ConvShape, gpu: GpuSpec) -> dict[str, Array]:
+    """Features on which the choice of Winograd, implicit products or FFT depends.
+
+    They are the image size, channels, the window, and padding to Winograd tiles of 2 x 2, 4 x 4 and 6 x 6.
+    """
+    out = shape.out_height
+    f = {
+        "log_images": np.log(shape.batch),
+        "log_image": np.log(out),
+        "log_in": np.log(shape.in_channels),
+    }
+    for edge in (2, 4, 6):
+        f[f"winograd_padding_{edge}"] = out / (edge * np.ceil(out / edge))
+    winograd = shape.batch * np.ceil(shape.out_height / 2) * np.ceil(shape.out_width / 2)
+    waves = np.ceil(winograd / 128) * np.ceil(shape.out_channels / 128) / gpu.sms
+    f["winograd_waves"] = np.log(waves)
+    f["winograd_tail"] = last_wave(waves)
+    f["align_in"] = alignment(shape.in_channels)
+    f["window"] = np.log(shape.window)
+    f["stride"] = d("stride", 1.0)
+    return f
+
+
+def _rows(d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
     """Features of families that work on rows: rows per SM, their width, and their size over the L2 size."""
     rows, width = d("B", 1.0), d("H")
     threads, blocks = gpu.sms * gpu.max_threads_per_sm, rows / (gpu.sms * 8.0)
-    return side_by_side(
-        np.log(width),
-        np.log(rows / gpu.sms),
-        np.log(rows * width / threads),
-        width / 2.0 ** np.ceil(np.log2(width)),
-        (width > 1024.0).astype(float),
-        alignment(width),
-        np.log(traffic / gpu.l2_bytes),
-        np.log1p(rows / (gpu.sms * gpu.max_warps_per_sm)),
-        blocks / np.maximum(np.ceil(blocks), 1.0),
-    )
+    return {
+        "log_width": np.log(width),
+        "rows_per_sm": np.log(rows / gpu.sms),
+        "elements_per_thread": np.log(rows * width / threads),
+        "row_power": width / 2.0 ** np.ceil(np.log2(width)),
+        "wide": (width > 1024.0).astype(float),
+        "align_width": alignment(width),
+        "bytes_per_l2": np.log(traffic / gpu.l2_bytes),
+        "warps_per_wave": np.log1p(rows / (gpu.sms * gpu.max_warps_per_sm)),
+        "block_wave_tail": blocks / np.maximum(np.ceil(blocks), 1.0),
+    }
 
 
 def alignment(size: Array) -> Array:

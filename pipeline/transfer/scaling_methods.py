@@ -32,7 +32,8 @@ from pipeline.hardware.sustained import DTYPES, sustained_dram_gb_per_s
 from pipeline.kernels.physics import Physics, raised_to_min_duration
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES
-from pipeline.transfer.shipped_models import covered, kernel_us, load_models, tensor_model
+from pipeline.transfer.probes import P90_SIGMAS, Calibration
+from pipeline.transfer.shipped_models import covered, estimate, kernel_us, load_models, tensor_model
 from pipeline.transfer.utilisation import UtilisationModel
 from pipeline.transfer.utilisation_terms import algorithms_of_kernels
 
@@ -52,7 +53,7 @@ Its errors have other causes than those of the model, so a blend has smaller err
 0.4 and 0.5 over pairs of the development GPUs (docs/transfer.md)."""
 
 WAVE_SHARE: dict[str, float] = {"conv2d_forward": 0.1}
-"""Weight, in log time, of wave scaling, by family.
+"""Weight, in log time, of wave scaling, by family; 0 with probes.
 
 The weight is small because the errors of wave scaling are much larger. It is not 0 because their causes differ from
 those of the other two methods."""
@@ -65,9 +66,6 @@ STEP_WAVE_SHARE = dict.fromkeys(COMPUTE_FAMILIES, 0.5)
 
 Over the calls of a whole model the errors of the two partly cancel. The value 0.5 was set in advance. A choice without
 the destination's data would give 0.25 or 0.5, with nearly the same error (docs/transfer.md)."""
-
-P90_SIGMAS = 1.2816
-"""Distance of p90 from the median of a normal distribution, in standard deviations."""
 
 WAVE_LOG_SIGMA = 0.45
 """Standard deviation of the log error of wave scaling over pairs of the public GPUs; sets the width of its interval."""
@@ -104,6 +102,7 @@ def by_auto(
     origin: GpuSpec,
     destination: GpuSpec,
     models: dict[str, UtilisationModel] | None = None,
+    calibrations: dict[str, Calibration] | None = None,
 ) -> pd.DataFrame:
     """The method that suits each row best; the module's docstring lists the order."""
     result = by_wave(samples, origin, destination, origin_gamma=True)
@@ -116,20 +115,25 @@ def by_auto(
         if not len(at):
             continue
         part = samples.iloc[at]
-        _, latency = model.kernel_and_latency(part, destination)
+        calibration = (calibrations or {}).get(name)
+        _, latency, low, high = estimate(model, part, destination, calibration)
         share = residual_share(name, origin, destination)
         if share:
-            latency = latency * _residual(model, part, origin) ** share
-        roofline, waves = ROOFLINE_SHARE.get(name, 0.0), WAVE_SHARE.get(name, 0.0)
+            residual = _residual(model, part, origin)
+            # probes already determine the level, so only the residual's variation between shapes is carried
+            level = 1.0 if calibration is None else float(np.exp(np.median(np.log(residual))))
+            latency = latency * (residual / level) ** share
+        roofline = ROOFLINE_SHARE.get(name, 0.0)
+        waves = WAVE_SHARE.get(name, 0.0) if calibration is None else 0.0
         latency = latency ** (1.0 - roofline - waves)
         if roofline:
             latency = latency * by_roofline(part, name, origin, destination) ** roofline
         if waves:
             latency = latency * result["predicted_us"].to_numpy(dtype=float)[at] ** waves
-        ends = latency, latency * np.exp(model.log_p10), latency * np.exp(model.log_p90)
+        kind = "utilisation" if calibration is None else "utilisation+probes"
+        ends = latency, latency * np.exp(low), latency * np.exp(high)
         times = dict(zip(TIMES, ends, strict=True))
-        facts = {"method": "utilisation", "evidence": "transferred"}
-        row = pd.DataFrame({**times, **facts}, part.index)
+        row = pd.DataFrame({**times, "method": kind, "evidence": "transferred"}, part.index)
         result.iloc[at] = row
     return at_least_min_duration(result, samples, destination)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +20,7 @@ from pipeline.kernels.physics import Physics, raised_to_min_duration
 from pipeline.model_files import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.output_tiles import FAMILY as TENSOR
+from pipeline.transfer.probes import Calibration
 from pipeline.transfer.utilisation import Correction, UtilisationModel, load_cached
 
 HALF_FAMILIES = ("softmax", "layer_norm")
@@ -73,15 +75,35 @@ def covered(calls: pd.DataFrame) -> Flags:
     return np.asarray(able, dtype=bool)
 
 
+def estimate(
+    model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, calibration: Calibration | None
+) -> tuple[Array, Array, Array, Array]:
+    """Predict one family's calls with the calibration of probes, or with the shipped model where there is none.
+
+    Returns:
+        Kernel time and latency in µs, and the logarithms of p10 and p90 relative to them, each of shape (rows,).
+    """
+    if calibration is not None:
+        kernel, latency, high = calibration.predict(calls)
+        return kernel, latency, -high, high
+    kernel, latency = model.kernel_and_latency(calls, gpu)
+    low, high = (np.full(len(calls), end) for end in (model.log_p10, model.log_p90))
+    return kernel, latency, low, high
+
+
 def predict_calls(
-    calls: pd.DataFrame, gpu: GpuSpec, models: dict[str, UtilisationModel] | None = None
+    calls: pd.DataFrame,
+    gpu: GpuSpec,
+    models: dict[str, UtilisationModel] | None = None,
+    calibrations: Mapping[str, Calibration] | None = None,
 ) -> pd.DataFrame:
-    """Times of calls on a GPU, from its spec.
+    """Times of calls on a GPU, from its spec and optional probes.
 
     Args:
         calls: rows with `family`, `op` and dims (NeuSight's or the calls schema's, which have the same names).
         gpu: the destination.
         models: cross-GPU models by family; the shipped ones by default.
+        calibrations: calibrations with probes of that GPU, by family.
 
     Returns:
         Same rows and index, with `predicted_us` (latency, floor included), `kernel_us`, `p10_us` and `p90_us` (of the
@@ -96,13 +118,22 @@ def predict_calls(
         if not len(at):
             continue
         part = calls.iloc[at]
-        kernel, latency = model.kernel_and_latency(part, gpu)
+        kernel, latency, low, high = estimate(
+            model,
+            part,
+            gpu,
+            (calibrations or {}).get(name),
+        )
         raised = raised_to_min_duration(kernel, name, gpu)
         half = is_one_of(Dims(part).dtype, HALF_DTYPES)
         if half.any():
-            raised = np.where(half, half_rows_us(kernel, name, Dims(part), gpu), raised)
-        extra = np.where(half, HALF_LOG_SPREAD, 0.0)
-        low, high = -np.hypot(model.log_p10, extra), np.hypot(model.log_p90, extra)
+            raised = np.where(
+                half,
+                half_rows_us(kernel, name, Dims(part), gpu),
+                raised,
+            )
+            low = np.where(half, -np.hypot(low, HALF_LOG_SPREAD), low)
+            high = np.where(half, np.hypot(high, HALF_LOG_SPREAD), high)
         # the latency, with floor and launch, is raised only where the kernel alone takes longer
         latency = np.maximum(latency, raised)
         result.iloc[at] = np.column_stack(

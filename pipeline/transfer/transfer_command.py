@@ -25,7 +25,9 @@ from pipeline.kernels.samples import (
 )
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
-from pipeline.transfer.scaling_methods import METHODS
+from pipeline.transfer.probes import calibrate_all
+from pipeline.transfer.scaling_methods import METHODS, by_auto
+from pipeline.transfer.shipped_models import load_models
 
 ADDED_COLUMNS = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
 """Columns that the output has in addition to those of the input."""
@@ -37,6 +39,7 @@ def transfer_command(
     method_name: str,
     in_path: Path,
     out_path: Path,
+    probes: Path | None = None,
 ) -> dict[str, Any]:
     """Scale the latencies of a table from one GPU to another, and write the same rows with `ADDED_COLUMNS`.
 
@@ -46,6 +49,7 @@ def transfer_command(
         method_name: wave or auto.
         in_path: parquet with `op`, dims, `latency_us` and launch geometry as in NeuSight's kernels table.
         out_path: parquet to write.
+        probes: parquet of a few rows measured on the destination; for `auto`.
 
     Returns:
         Facts to show, such as the number of rows, the share of each method and the path of the output.
@@ -56,11 +60,19 @@ def transfer_command(
     origin, destination = load_gpu(from_gpu), load_gpu(to_gpu)
     if method_name not in METHODS:
         raise UnknownNameError("method", method_name, list(METHODS))
-    refuse_overwriting(out_path, in_path)
+    if probes is not None and method_name != "auto":
+        raise InputError(f"--probes needs --method auto, not {method_name}")
+    refuse_overwriting(out_path, in_path, probes)
     table = read_measured(in_path)
     samples = as_samples(table, str(in_path))
-    _check_gpu(table, origin, str(in_path))
-    predicted = METHODS[method_name](samples, origin, destination)
+    _check_gpu(table, origin, f"{in_path}: holds", "--from")
+    if probes is not None:
+        models, probed = load_models(), read_measured(probes)
+        _check_gpu(probed, destination, f"{probes}: probes are", "--to")
+        calibrations = calibrate_all(models, as_samples(probed, str(probes)), destination)
+        predicted = by_auto(samples, origin, destination, models, calibrations)
+    else:
+        predicted = METHODS[method_name](samples, origin, destination)
     if method_name == "auto":
         _warn_of_wave_scaling(samples, predicted, str(in_path))
     result = table.assign(**{name: predicted[name].to_numpy() for name in ADDED_COLUMNS})
@@ -152,7 +164,7 @@ def _warn(text: str) -> None:
     warnings.warn(text, SteptimeWarning, stacklevel=3)
 
 
-def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, where: str) -> None:
+def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, what: str, option: str) -> None:
     if "gpu" not in table.columns or table.empty:
         return
     others = sorted(
@@ -162,8 +174,7 @@ def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, where: str) -> None:
     strange = [name for name in others if not _sibling(name, gpu)]
     if strange:
         raise InputError(
-            f"{where}: holds rows of {', '.join(strange)}, but --from is {gpu.name}; remove these"
-            " rows"
+            f"{what} rows of {', '.join(strange)}, but {option} is {gpu.name}; remove these rows"
         )
 
 

@@ -59,10 +59,11 @@ FEATURE_CLIP = 4.0
 
 @dataclass(frozen=True)
 class Correction:
-    """Log factors of a GPU on compute and memory time, fitted to its samples; 0 for a GPU without samples."""
+    """Log factors on compute time, memory time and host floor, fitted to probes of a GPU; 0 without probes."""
 
     compute: float = 0.0
     memory: float = 0.0
+    floor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class UtilisationModel:
         gpu_corrections: log factors between each trained GPU and the common model: {gpu: [compute, memory]}.
         log_p10, log_p90: ends of the p10-p90 interval of log(measured / predicted), from leaving each GPU out.
         provenance: origin of the samples and how the model was trained.
+        probe_prior: covariance of the errors on a new GPU, for probes (`probes.ProbePrior`).
     """
 
     family: str
@@ -128,6 +130,7 @@ class UtilisationModel:
     log_p10: float = -0.25
     log_p90: float = 0.25
     provenance: dict[str, Any] = field(default_factory=dict)
+    probe_prior: dict[str, Any] = field(default_factory=dict)
 
     def kernel_and_latency(
         self,
@@ -143,7 +146,7 @@ class UtilisationModel:
             calls: rows of this family (`op` and dims).
             gpu: spec of the GPU.
             floors_us: latency floor by op, µs; that of the unknown host by default.
-            correction: log factors fitted to samples of the GPU.
+            correction: log factors fitted to probes or samples of the GPU.
             algorithm: index of the algorithm that each call is known to use, -1 where unknown; shape (rows,).
         """
         correction = correction or Correction()
@@ -152,7 +155,7 @@ class UtilisationModel:
         floors = self.floors_us if floors_us is None else floors_us
         usual = float(np.median(list(floors.values())))
         floor = op.map(floors).fillna(usual).to_numpy(dtype=float)
-        log_floor = np.log(floor)
+        log_floor = np.log(floor) + correction.floor
         by_network = {
             prefix: self._standardised(prefix, found)
             for prefix, found in terms(self.family, calls, gpu).items()

@@ -156,7 +156,11 @@ def _only_algorithm(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Algorithm
     # memory-bound kernels issue few instructions, so the clock limits their rate, not the power budget of products
     us = None if family in COMPUTE_FAMILIES else flops / gpu.fp32_gflop_per_s / 1e3
     softmax, limits = family == "softmax", gpu.limits
-    x = softmax_features(calls, gpu) if softmax else call_features(family, calls, gpu)
+    x = (
+        softmax_features(calls, gpu)
+        if softmax
+        else np.column_stack([*call_features(family, calls, gpu).values()])
+    )
     cycles, threads = NOMINAL_STEP_CYCLES, gpu.max_threads_per_sm
     if family in ISSUE_BOUND and limits is not None:
         cycles, threads = NOMINAL_ISSUE_CYCLES, limits.schedulers_per_sm * limits.warp_size

@@ -97,11 +97,14 @@ def test_numbers_written_as_text_are_numbers(tmp_path: Path, calls: Path) -> Non
     assert answers[0] == pytest.approx(answers[1])
 
 
-def test_rows_of_another_gpu_are_refused(tmp_path: Path) -> None:
-    measured = tmp_path / "measured.parquet"
-    CALLS.assign(gpu="Voodoo").to_parquet(measured)
+def test_probes_of_another_gpu_are_refused(tmp_path: Path, calls: Path) -> None:
+    probes = tmp_path / "probes.parquet"
+    CALLS.assign(gpu="V100").to_parquet(probes)
+    with pytest.raises(InputError, match=r"probes are rows of V100, but --to is T4"):
+        transfer_command("V100", "T4", "auto", calls, tmp_path / "out.parquet", probes)
+    CALLS.assign(gpu="Voodoo").to_parquet(probes)
     with pytest.raises(InputError, match=r"holds rows of Voodoo, but --from is V100"):
-        transfer_command("V100", "T4", "auto", measured, tmp_path / "out.parquet")
+        transfer_command("V100", "T4", "auto", probes, tmp_path / "out.parquet")
 
 
 def test_a_tracked_device_is_the_one_that_runs_here() -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from evaluation.training.build_models import (
-    add_interval,
+    add_interval_and_prior,
     interval_of_a_new_gpu,
     merge_errors,
 )
@@ -69,7 +69,9 @@ def test_a_finished_model_carries_its_interval_and_the_coverage_of_each_gpu(
         )
         for name in names
     ]
-    model, errors = add_interval(samples, train_utilisation(samples, "gemm", recipe), folds)
+    model, errors = add_interval_and_prior(
+        samples, train_utilisation(samples, "gemm", recipe), folds
+    )
     assert model.log_p10 < 0.0 < model.log_p90
     facts = model.provenance["left_out"]
     assert set(facts) == set(names) and all(0.0 <= f["coverage"] <= 1.0 for f in facts.values())

@@ -49,7 +49,7 @@ EXCEPT = {
 
 NIGHTLY = re.compile(
     r"^steptime (plan|kernels fit|advise gpu=A100)|glob\(|--models"
-    r" models|model=gpt2_large|edit\."
+    r" models|--probes|model=gpt2_large|edit\."
     r"|=resnet50,convnext|GPT2Config|devices=(64|1,2,4,8)|fp32,fp16"
     r" --page|gpu.dram_gb_per_s=|bert_large model.dtype=default|regnet"
     r"|compile=false,true|model=hstu .*uniform,full|ddp,fsdp|my_plan|round_robin,|plan_sharding\("
@@ -83,6 +83,7 @@ def shown() -> list[str]:
 
 GIVEN = {
     " step()": "import torch; step = lambda: torch.rand(8, 8) @ torch.rand(8, 8)",
+    "choose_probes(": "import pandas; calls = pandas.read_parquet('calls.parquet')",
     "MyNet": (
         "MyNet = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 224 * 224,"
         " 1000))"
@@ -138,7 +139,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for k in (64, 256, 512, 1024)
         ]
     )
-    for name, gpu in (("samples", "V100"), ("measured", "T4")):
+    for name, gpu in (("samples", "V100"), ("measured", "T4"), ("probes", "L4")):
         rows.assign(gpu=gpu).to_parquet(folder / f"{name}.parquet")
     table = {"num_embeddings": 1000, "pooling_factor": 10}
     (folder / "my_tables.json").write_text(json.dumps([table] * 405))

@@ -105,9 +105,10 @@ def test_unusable_input_is_refused_by_place(measured: pd.DataFrame, tmp_path: Pa
         origin: str = "V100",
         destination: str = "T4",
         method: str = "wave",
+        probes: Path | None = None,
     ) -> None:
         with pytest.raises(error, match=says):
-            transfer_command(origin, destination, method, source, out)
+            transfer_command(origin, destination, method, source, out, probes)
 
     refused(TableError, "no such file")
     measured.to_parquet(source)
@@ -115,6 +116,7 @@ def test_unusable_input_is_refused_by_place(measured: pd.DataFrame, tmp_path: Pa
     refused(UnknownNameError, unknown, method="magic")
     refused(UnknownNameError, "unknown GPU", destination="K80")
     refused(InputError, "holds rows of V100", origin="P100")
+    refused(InputError, "--probes", probes=source)
     measured.assign(latency_us=[-1.0] + [1.0] * 6).to_parquet(source)
     refused(TableError, "latency_us of row 0")
     measured.drop(columns="op").to_parquet(source)

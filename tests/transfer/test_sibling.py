@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.answers.transferred_models import same_chip_models
+from pipeline.answers.transferred_models import SameChipModel, same_chip_models
 from pipeline.hardware.find_gpu import load_gpu, same_chip, same_chip_gpu
 from pipeline.model_files import list_packs
 from tests.kernels.shipped import shipped
@@ -72,6 +72,15 @@ def test_convolutions_of_the_80_gb_card_are_its_own() -> None:
     model = same_chip_models(load_gpu("A100-PCIE-80GB"))["conv2d_forward"]
     assert model.measured.name == "A100-PCIE-80GB"
     assert model.ratio(pd.DataFrame({"op": ["conv"] * 2})) == pytest.approx(1.0)
+
+
+def test_probes_move_the_level_of_a_sibling() -> None:
+    model = same_chip_models(load_gpu("A100-PCIE-80GB"))["gemm"]
+    calls = _calls().iloc[[1] * 10]
+    slow = calls.assign(latency_us=model.predict(calls).latency * 1.3)
+    moved = model.levelled(slow)
+    assert isinstance(moved, SameChipModel) and 0.15 < moved.log_level < np.log(1.3)
+    assert model.levelled(slow.iloc[:1]).log_level < moved.log_level
 
 
 def test_an_empty_tensor_has_a_time_and_warns_of_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The utilisation model: learns a law, carries it to a GPU it never saw, and stays monotone."""
+"""The utilisation model: learns a law, carries it to a GPU it never saw, and stays monotone; probes calibrate it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from evaluation.training.recipes import RECIPES
 from evaluation.training.utilisation_train import train_utilisation
 from pipeline.errors import InputError, PackError
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.transfer.probes import calibrate
 from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.utilisation import UtilisationModel
 from tests.kernels.better_gpus import improved
@@ -34,12 +35,17 @@ def _held_out(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.mark.nightly
-def test_a_law_learned_on_three_gpus_holds_on_a_fourth(gemm_samples: pd.DataFrame) -> None:
+def test_a_law_learned_on_three_gpus_holds_on_a_fourth_and_probes_remove_a_factor(
+    gemm_samples: pd.DataFrame,
+) -> None:
     rows, gpu = _held_out(gemm_samples), load_gpu("V100")
     trained = gemm_samples[gemm_samples["gpu"] != "V100"]
     model = train_utilisation(trained, "gemm", shortened(RECIPES["gemm"], 250))
     _, latency = model.kernel_and_latency(rows, gpu)
     assert np.median(np.abs(latency / rows["latency_us"] - 1)) < 0.10
+    slow = rows.assign(latency_us=rows["latency_us"] * 1.6)
+    _, calibrated, _ = calibrate(model, slow.sample(10, random_state=0), gpu).predict(slow)
+    assert np.median(np.abs(calibrated / slow["latency_us"] - 1)) < 0.12
 
 
 SIZES = {
