@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from soak.kinds import KINDS, kind_of
 from soak.verdicts import Done, Verdict, judge
@@ -122,8 +123,10 @@ def soak(
         work: runs a case in a worker.
     """
     tally, workers, begun = Tally(), None, time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="steptime-soak-") as place:
-        os.environ["TMPDIR"] = tempfile.tempdir = place
+    with (
+        tempfile.TemporaryDirectory(prefix="steptime-soak-") as place,
+        patch.dict(os.environ, TMPDIR=place),  # workers put their temporary files there
+    ):
         for count, number in enumerate(numbers, 1):
             workers = workers or _workers()
             done = _done(workers, work, seed, number)
@@ -137,8 +140,6 @@ def soak(
                 tell(f"up to case {number}: {len(tally.failures)} failures, {minutes:.1f} min")
         if workers:
             _stop(workers)
-        tempfile.tempdir = None
-        del os.environ["TMPDIR"]
     return tally
 
 

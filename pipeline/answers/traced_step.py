@@ -101,12 +101,13 @@ class TrackedTrace(Trace):
             if self.gpu:
                 raise
             near = nearest_gpu(self.metadata.get("deviceProperties"), self.device)
-            near = near or nearest_name(self.device) or "NAME"
+            near = near or nearest_name(self.device)
+            like = f'"{near}") (the nearest)' if near else '"NAME")'
             named = f"no GPU file has the name {self.device}"
             named = "the trace does not name its GPU" if self.device == UNNAMED else named
             raise InputError(
-                f'{self.path}: {named}: say which GPU it is, load_trace(path, gpu="{near}"), for'
-                f" commands gpu={near}; {describe_gpu()}"
+                f"{self.path}: {named}: say which GPU it is, load_trace(path, gpu={like}, for"
+                f" commands gpu={near or 'NAME'}; {describe_gpu()}"
             ) from None
 
     @cached_property

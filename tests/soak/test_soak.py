@@ -98,7 +98,7 @@ def test_a_seed_makes_the_same_damage_again() -> None:
 
 def test_a_case_that_hangs_and_one_that_ends_its_process_are_counted(monkeypatch: Any) -> None:
     monkeypatch.setattr(runner, "CASE_SECONDS", 0)
-    monkeypatch.setattr(runner, "SETUP_SECONDS", 10)
+    monkeypatch.setattr(runner, "SETUP_SECONDS", 20)
     said: list[str] = []
     tally = soak(1, range(5), said.append, hangs_or_dies)
     outcomes = sum(tally.counts.values(), Counter[str]())
