@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pipeline.families.conv_shape import ConvShape
@@ -14,6 +14,7 @@ from pipeline.families.dims import Dims
 from pipeline.families.tensor_cores import LAYOUT_CONVERSION_SHARE, NCHW_LOADS, on_tensor_cores
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.sustained import LOW_POWER_W
 from pipeline.kernels.physics import Physics
 from tests.kernels.better_gpus import improved
 from tests.kernels.shipped import CONVOLUTIONS, convolution, shipped
@@ -235,5 +236,8 @@ def test_more_of_any_figure_never_slows(
         input_size=side,
         stride=stride,
     )
-    slow, fast = (kernel_us(calls, each) for each in (spec, improved(spec, figure, factor)))
+    better = improved(spec, figure, factor)
+    # cards of little power are a class of their own: their kernels do not start as those of others
+    assume((spec.tdp_w > LOW_POWER_W) == (better.tdp_w > LOW_POWER_W))
+    slow, fast = (kernel_us(calls, each) for each in (spec, better))
     assert fast <= slow * (1.0 + 1e-9)
