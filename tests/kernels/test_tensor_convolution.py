@@ -196,7 +196,7 @@ def test_rows_of_both_kinds_keep_their_own_answers() -> None:
         assert list(mixed) == pytest.approx(alone)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     family=st.sampled_from(CONVOLUTIONS),
     dtype=st.sampled_from(["fp16", "tf32"]),
