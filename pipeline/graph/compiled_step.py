@@ -84,7 +84,7 @@ def launches_of(config: Mapping[str, Any], batch_size: int, folder: Path) -> Gra
     """What the compiler would launch, from a process of its own: the launches of a forward pass, then of its backward pass."""
     if sys.stderr.isatty():
         print(
-            f"steptime: compiling {config.get('name')}, which takes 5 to 140 s of CPU time",
+            f"steptime: compiling {config.get('name')}, which takes 5 to 150 s of CPU time",
             file=sys.stderr,
         )
     process = multiprocessing.get_context("fork").Process(
