@@ -7,7 +7,7 @@ The work that questions share is done once, for any number of them:
 - The distinct calls of all questions about a GPU are predicted as one table.
 
 Where steps and models come from is the caller's choice. Commands and Python take what is available (`StepStore`,
-`AvailableModels`); a job of Snakemake takes the files that its rule declares (`StepFiles`, `DeclaredModels`).
+`AvailableModels`); a job of Snakemake takes the files that its rule declares (`step_files.StepFiles`, `DeclaredModels`).
 """
 
 from __future__ import annotations
@@ -44,14 +44,11 @@ from pipeline.answers.step_prediction import (
     predict_step,
 )
 from pipeline.errors import SteptimeError
-from pipeline.graph.graph_file import read_graph
-from pipeline.graph.step_modules import is_no_file
-from pipeline.graph.step_store import StepStore, between_ranks
+from pipeline.graph.step_store import StepStore
 from pipeline.graph.table import Graph
 from pipeline.hardware.hosts import load_host
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
-from pipeline.schemas import read_table
 from pipeline.simulate.assembly import assemble
 from pipeline.simulate.chrome_trace import Event
 from pipeline.simulate.program import Program
@@ -142,32 +139,6 @@ class Steps(Protocol):
 
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """Memory need of a question's step, or of the same step at another batch size."""
-
-
-@dataclass(frozen=True)
-class StepFiles:
-    """The step of one question, from the files that a rule declares. Other batch sizes come from the process's steps."""
-
-    graph_file: str
-    calls_file: str
-
-    def graph(self, question: Question) -> Graph:
-        """The graph in the file; that of a further piece of a model, or of a compiled step, is one of the process's steps."""
-        return (
-            STEPS.graph(question)
-            if is_no_file(question, self.graph_file)
-            else read_graph(self.graph_file)
-        )
-
-    def calls(self, question: Question) -> pd.DataFrame:
-        """The calls in the file, with collectives between the GPUs of the question."""
-        if is_no_file(question, self.graph_file):
-            return STEPS.calls(question)
-        return between_ranks(read_table(self.calls_file, "calls"), question)
-
-    def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
-        """As `StepStore.memory_bytes`."""
-        return STEPS.memory_bytes(question, batch_size)
 
 
 @dataclass(frozen=True)

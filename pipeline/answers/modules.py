@@ -35,7 +35,8 @@ def module_table(prediction: Prediction) -> pd.DataFrame:
         `forward_us` and `backward_us`, device time of each pass, and `active_us`, their sum (for `inputs`, `loss` and
         `optimizer` too); `share` of the step time.
         `flops` that products execute; `peak_share`, these over the time and the GPU's datasheet peak for their dtype, null
-        without products; `bytes` read and written; `kept_bytes`, what its forward pass makes and keeps for the backward pass.
+        without products.
+        `bytes` read and written; `kept_bytes`, what its forward pass makes and keeps for the backward pass.
         `evidence`, share of the device time by kind of evidence; `kernels`, number of device calls.
         `active_us` of the rows with depth 0 adds up to the prediction's.
 

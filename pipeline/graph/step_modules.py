@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.errors import SteptimeWarning, name_of
-from pipeline.graph.graph_file import read_graph
-from pipeline.question.question import Question
 
 if TYPE_CHECKING:
     from torch import nn
@@ -117,13 +115,3 @@ def compiled_by_user(owners: Sequence[Any], step: Step, paths: Mapping[nn.Module
     if any(known):
         warnings.warn(AS_WRITTEN, SteptimeWarning, stacklevel=2)
     return any(known)
-
-
-def is_no_file(question: Question, graph_file: str) -> bool:
-    """Whether a step is not that of a job's file: a further piece of a model (`Question.chunks`), or compiled for its GPU."""
-    workload = question.workload
-    if "placed" in workload:
-        return bool(workload["placed"]["rank"] != question.roles[0])
-    if workload.get("part", "whole") not in ("whole", "first") or workload.get("compile"):
-        return True
-    return read_graph(graph_file).computed.get("compiled") == AS_WRITTEN

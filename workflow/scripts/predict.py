@@ -4,8 +4,9 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.answers.answer_files import AnswerFiles, write_answer
-    from pipeline.answers.engine import Engine, StepFiles
+    from pipeline.answers.engine import Engine
     from pipeline.answers.model_sources import DeclaredModels
+    from pipeline.answers.step_files import StepFiles
     from pipeline.answers.who_answers import shipped_models
     from pipeline.measured.campaign_reader import measured_step
     from pipeline.question.question import Question
