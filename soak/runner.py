@@ -38,6 +38,8 @@ MAX_RSS_BYTES = 2 << 30
 MAX_ADDRESS_BYTES = 24 << 30
 """Limit of a worker's address space, so that a bomb ends in a MemoryError and not in the machine's swap."""
 
+SPAWN = multiprocessing.get_context("spawn")
+"""How a worker is started: nothing of this process is in it."""
 
 Work = Callable[[int, int], Done]
 """Runs the case of a seed and a number."""
@@ -144,9 +146,7 @@ def soak(
 
 
 def _workers() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(
-        1, multiprocessing.get_context("spawn"), max_tasks_per_child=CASES_PER_WORKER
-    )
+    return ProcessPoolExecutor(1, SPAWN, max_tasks_per_child=CASES_PER_WORKER)
 
 
 def _done(workers: ProcessPoolExecutor, work: Work, seed: int, number: int) -> Done:
@@ -161,9 +161,10 @@ def _done(workers: ProcessPoolExecutor, work: Work, seed: int, number: int) -> D
 
 
 def _stop(workers: ProcessPoolExecutor) -> None:
-    """End the processes of a pool, whatever they do."""
+    """End the processes of a pool, whatever they do. Those of other pools, as joblib's, go on."""
     for process in multiprocessing.active_children():
-        process.kill()
+        if isinstance(process, SPAWN.Process):
+            process.kill()
     workers.shutdown(cancel_futures=True)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from joblib import Parallel, delayed
 
 from pipeline.errors import InputError
 from soak import runner
@@ -99,6 +100,8 @@ def test_a_seed_makes_the_same_damage_again() -> None:
 def test_a_case_that_hangs_and_one_that_ends_its_process_are_counted(monkeypatch: Any) -> None:
     monkeypatch.setattr(runner, "CASE_SECONDS", 0)
     monkeypatch.setattr(runner, "SETUP_SECONDS", 20)
+    others = Parallel(2)  # its processes are no pool of the soak's
+    assert others(delayed(abs)(number) for number in (-1, 2)) == [1, 2]
     said: list[str] = []
     tally = soak(1, range(5), said.append, hangs_or_dies)
     outcomes = sum(tally.counts.values(), Counter[str]())
