@@ -251,20 +251,24 @@ def test_only_whole_numbers_with_a_whole_slope_are_on_a_line() -> None:
         GraphLine(graph(2, 6, text=0.5), graph(101, 303, text=0.25)).at(7)
 
 
+ASK = """
+import sys
+from pipeline.answers.engine import engine
+from pipeline.question.question import expand
+found = engine().predict_one(expand(words)[0]).whole()
+numbers = found.predicted_us, found.p90_us, found.memory_bytes
+"""
+
+
 def test_another_batch_size_loads_no_pytorch_and_predicts_what_a_capture_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    captures: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = (
-        "import sys; from pipeline.answers.engine import engine; from pipeline.question.question"
-        " import expand; found = engine().predict_one(expand(sys.argv[1:])[0]).whole();"
-        " print(found.predicted_us, found.p90_us, found.memory_bytes, 'torch' in sys.modules)"
-    )
+    def asked(batch: int) -> dict[str, Any]:
+        return {"words": [*TINY, "predict.draws=16", f"batch_size={batch}"]}
 
-    def ask(batch: int, cache: str) -> list[str]:
-        monkeypatch.setenv("STEPTIME_CACHE", cache)
-        command = [sys.executable, "-c", source, *TINY, "predict.draws=16", f"batch_size={batch}"]
-        return subprocess.check_output(command, text=True).split()
-
-    ask(2048, str(tmp_path))
-    *numbers, loaded = ask(3000, str(tmp_path))
-    assert numbers == ask(3000, "none")[:-1] and loaded == "False"
+    exec(ASK, asked(2048))
+    code = f"words = {asked(3000)['words']}\n{ASK}\nprint(numbers, 'torch' in sys.modules)"
+    shown = subprocess.check_output([sys.executable, "-c", code], text=True)
+    monkeypatch.setenv("STEPTIME_CACHE", "none")
+    exec(ASK, here := asked(3000))
+    assert shown == f"{here['numbers']} False\n" and captures[-1] == 3000

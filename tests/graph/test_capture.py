@@ -1,6 +1,5 @@
 """Capture without a GPU: what is recorded, how it is named, and that nothing is left out silently."""
 
-import resource
 import tempfile
 
 import pandas as pd
@@ -12,6 +11,7 @@ from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.lookups import FUSED_AUTOGRAD, FUSED_FORWARD
 from pipeline.graph.table import Graph
 from pipeline.schemas import read_table, to_arrow, write_table
+from tests.commands import full_disk
 from tests.workloads.small import config_of
 
 
@@ -227,13 +227,7 @@ def test_activations_of_a_transformer_layer_follow_the_published_formula():
 
 
 def test_a_full_temporary_folder_is_said_and_is_no_bad_input():
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(
-            SteptimeError, match=f"{tempfile.gettempdir()}: .* could not be written completely"
-        ) as raised:
-            capture(config_of("dlrm_small"), 4)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = f"{tempfile.gettempdir()}: .* could not be written completely"
+    with full_disk(4096), pytest.raises(SteptimeError, match=said) as raised:
+        capture(config_of("dlrm_small"), 4)
     assert raised.value.exit_code == 1

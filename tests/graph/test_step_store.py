@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from pipeline.graph.step_store import StepStore, captured, graph_key
 from pipeline.question import compose
 from pipeline.question.question import expand
 from pipeline.schemas import to_arrow
+from tests.commands import full_disk
 
 TINY = [
     "model=dlrm_small", "model.tables=2", "model.rows=100", "model.bottom_mlp=[4,8]", "model.dim=8",
@@ -193,26 +193,14 @@ def test_entries_of_a_folder_that_cannot_be_written_are_still_read(
     assert captures == [8]
 
 
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[], None]]:
-    """A function after whose call no file of this process can grow beyond 100 bytes."""
-    resource = pytest.importorskip("resource", reason="this system has no limit of file sizes")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_warns_once_and_answers(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, full_disk: Callable[[], None]
-) -> None:
+def test_a_full_disk_warns_once_and_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = {batch: capture(model(), batch) for batch in (8, 16)}
     monkeypatch.setattr(
         step_store,
         "capture",
         lambda config, batch: graphs[batch],
     )
-    full_disk()
-    with pytest.warns(SteptimeWarning, match="cannot be written") as said:
+    with full_disk(100), pytest.warns(SteptimeWarning, match="cannot be written") as said:
         for batch, graph in graphs.items():
             same(captured(model(), batch).table, graph.table)
             assert len(StepStore().calls(expand([*TINY, f"batch_size={batch}"])[0])) > 10

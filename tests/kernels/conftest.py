@@ -1,10 +1,14 @@
 """Small tables of calls and samples for the kernel tests."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels import learned_variants as learned
+from pipeline.kernels import networks as trees
 from pipeline.kernels.physics import Physics
 
 
@@ -27,3 +31,14 @@ def gemm_samples(v100):
     kernel = 1.3 * Physics.of(v100).kernel_us("gemm", calls)
     table["latency_us"] = np.maximum(60.0, 14.0 + kernel) * np.exp(rng.normal(0, 0.01, rows))
     return table
+
+
+@pytest.fixture(scope="module")
+def small_networks():
+    """Few optimiser steps: for tests of the machinery, not of the last percent."""
+    with pytest.MonkeyPatch.context() as patch:
+        small = replace(learned.NETWORK, width=32, layers=2, frequencies=2, steps=80)
+        patch.setattr(learned, "NETWORK", small)
+        patch.setattr(learned, "PAPER_STEPS", 30)
+        patch.setattr(trees, "REGRESSION_ROUNDS", 60)
+        yield

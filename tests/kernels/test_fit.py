@@ -1,8 +1,6 @@
 """Fitting: what can be learned is learned, intervals cover, saved models answer as before, few samples fall back."""
 
 import json
-import resource
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -13,8 +11,6 @@ from pipeline.answers.kernel_commands import fit_command, predict_command
 from pipeline.answers.kernel_predictor import predictor_of
 from pipeline.errors import PackError, SteptimeError, TableError
 from pipeline.families.family import Law
-from pipeline.kernels import learned_variants as learned
-from pipeline.kernels import networks as trees
 from pipeline.kernels import session_drift as drift
 from pipeline.kernels.error_metrics import gmae, gmae_by_size, metrics
 from pipeline.kernels.estimate import fit_quantiles
@@ -23,17 +19,9 @@ from pipeline.kernels.fit_gpu import fit_family, fit_gpu
 from pipeline.kernels.physics import PHYSICS_SPREAD
 from pipeline.kernels.samples import with_families
 from pipeline.model_files import DIGEST_KEY
+from tests.commands import full_disk
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_networks():
-    """Few optimiser steps: these tests are about the machinery, not about the last percent."""
-    with pytest.MonkeyPatch.context() as patch:
-        small = replace(learned.NETWORK, width=32, layers=2, frequencies=2, steps=80)
-        patch.setattr(learned, "NETWORK", small)
-        patch.setattr(learned, "PAPER_STEPS", 30)
-        patch.setattr(trees, "REGRESSION_ROUNDS", 60)
-        yield
+pytestmark = pytest.mark.usefixtures("small_networks")
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +86,9 @@ def test_a_saved_model_answers_as_before_and_leaves_no_file_of_an_earlier_one(
 
 
 def test_a_model_that_finds_no_room_is_one_line_and_leaves_no_part(tmp_path, fitted):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
-    try:
-        with pytest.raises(SteptimeError, match=r"networks\.safetensors: cannot be written"):
-            fitted("mlp").save(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = r"networks\.safetensors: cannot be written"
+    with full_disk(64), pytest.raises(SteptimeError, match=said):
+        fitted("mlp").save(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,5 +1,7 @@
 """Processes learn few samples, answer the same after a save, and refuse files that do not fit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
@@ -10,6 +12,7 @@ from pipeline.errors import InputError, PackError
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import fit_gpu as fit
 from pipeline.kernels import gaussian_process as process
+from pipeline.kernels import learned_variants as variants
 from pipeline.kernels.estimate import fit_quantiles
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fit_gpu import fit_family, fit_gpu
@@ -139,6 +142,8 @@ def test_a_damaged_process_is_refused(wave, learned, damage):
 def test_auto_takes_processes_for_few_samples_and_networks_for_many(curved, v100, monkeypatch):
     assert fit_family(curved.head(60), v100, "gemm").model.variant == "process"
     monkeypatch.setattr(fitter, "MAX_GAUSSIAN_PROCESS_SAMPLES", 59)
+    small = replace(variants.NETWORK, width=64, steps=400)
+    monkeypatch.setattr(variants, "NETWORK", small)
     assert fit_family(curved.head(60), v100, "gemm").model.variant == "mlp"
 
 

@@ -115,7 +115,7 @@ def test_a_wait_after_each_step_ends_the_overlap() -> None:
 
 
 def test_nothing_runs_beside_a_launch_that_waits_for_its_kernel() -> None:
-    asked = {"gpu": "V100", "model": "dcgan", "batch_size": 8, "devices": 2}
+    asked = {"gpu": "V100", "model": "dlrm_small", "batch_size": 8, "devices": 2}
     usual, waiting = (predict(**asked, predict__launch_blocking=given) for given in (False, True))
     parts = waiting.several
     assert parts is not None
