@@ -1,12 +1,16 @@
-"""FLOPs of a step: those that its products execute, and those that the model needs."""
+"""FLOPs of a step: those that its products execute, and those that the model needs; and the roofs of the GPU."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
 from pipeline.arrays import Array
 from pipeline.graph.device_calls import PRODUCTS
+from pipeline.hardware.spec import GpuSpec
+from pipeline.prediction_parts import Arithmetic
 
 ATTENTION_BACKWARD = 4 / 5
 """Products of fused attention's backward pass without that of the scores, which it computes again (FlashAttention,
@@ -51,3 +55,11 @@ def model_flops(operators: pd.DataFrame, calls: pd.DataFrame) -> dict[str, float
         pd.Series(flops).groupby(calls["dtype"].to_numpy(object)).sum().sort_values(ascending=False)
     )
     return {str(dtype): float(value) for dtype, value in sums.items() if value > 0}
+
+
+def arithmetic_of(gpu: GpuSpec, flops: Mapping[str, float]) -> Arithmetic | None:
+    """The arithmetic of a step with the roofs of the GPU; None for a step without products."""
+    if not flops:
+        return None
+    peaks = {dtype: gpu.datasheet_gflop_per_s(dtype) / 1000 for dtype in flops}
+    return Arithmetic(sum(flops.values()), next(iter(flops)), peaks, gpu.dram_gb_per_s)

@@ -52,6 +52,7 @@ from pipeline.question.question import Question
 from pipeline.simulate.assembly import assemble
 from pipeline.simulate.chrome_trace import Event
 from pipeline.simulate.program import Program
+from pipeline.simulate.program_changes import as_asked
 from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.timeline_events import rank_events, stage_events
 
@@ -232,7 +233,7 @@ class Engine:
                     id(piece): rows[id(piece)] for _, pieces in same_device for piece in pieces
                 }
                 times[device] = kernel_times(kernels, distinct, of_device)
-        programs: dict[tuple[int, int, str], Program] = {}
+        programs: dict[object, Program] = {}
         for question, pieces in steps:
             try:
                 shared = times.get(device_key(question))
@@ -252,7 +253,7 @@ class Engine:
         question: Question,
         step: StepParts,
         shared: Mapping[int, pd.DataFrame] | None,
-        programs: dict[tuple[int, int, str], Program],
+        programs: dict[object, Program],
     ) -> Piece:
         """A captured step with its times; `shared` are those that were predicted with other steps, by the `id` of the step."""
         kernels = self.models.kernels(question)
@@ -346,16 +347,20 @@ class Engine:
         return replace(prediction, several=several)
 
     def _program(
-        self, question: Question, parts: StepParts, programs: dict[tuple[int, int, str], Program]
+        self, question: Question, parts: StepParts, programs: dict[object, Program]
     ) -> Program:
-        """The step with host times, shared by GPUs with the same calls and the same host."""
+        """The step with host times, as asked; shared by GPUs with the same calls and the same host."""
         overheads = self.models.overheads(question)
         key = id(parts), id(overheads), question.step_name
         if key not in programs:
             programs[key] = assemble(
                 parts.sequence, overheads, len(parts.which), workload=question.step_name
             )
-        return programs[key]
+        as_run = *key, question.predict
+        if as_run not in programs:
+            compiled = parts.computed.get("compiled", "")
+            programs[as_run] = as_asked(programs[key], question.predict, compiled)
+        return programs[as_run]
 
 
 def engine(results: str | Path | None = "results") -> Engine:

@@ -14,13 +14,13 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.arithmetic import arithmetic_of
 from pipeline.answers.drawn_step import drawn_times, parts_of_timeline
 from pipeline.answers.scheduled_step import Piece
 from pipeline.answers.step_errors import ErrorSources, StepErrors
 from pipeline.answers.step_prediction import (
     SimulatedStep,
     answered,
-    arithmetic_of,
     device_time,
     memory_fields,
     several_gpus,
@@ -32,7 +32,6 @@ from pipeline.question.embedding_tables import spreads
 from pipeline.question.question import Question
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Program
-from pipeline.simulate.program_changes import as_asked
 from pipeline.simulate.ranks import Role, simulate_ranks
 from pipeline.simulate.timeline import Timeline
 
@@ -52,7 +51,7 @@ class RolesStep:
     @cached_property
     def programs(self) -> list[Program]:
         """The program of each role."""
-        return [as_asked(piece.program, self.question.predict) for piece in self.pieces]
+        return [piece.program for piece in self.pieces]
 
     @cached_property
     def meetings(self) -> list[Ints]:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.arithmetic import arithmetic_of
 from pipeline.answers.drawn_step import drawn_times, parts_of_step
 from pipeline.answers.step_errors import ErrorSources, StepErrors
 from pipeline.answers.step_prediction import (
     SimulatedStep,
     StepParts,
     answered,
-    arithmetic_of,
     device_time,
     memory_fields,
     several_gpus,
@@ -35,7 +35,6 @@ from pipeline.question.question import Question
 from pipeline.question.several_gpus import Ranks
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Program
-from pipeline.simulate.program_changes import as_asked
 from pipeline.simulate.schedule import (
     BACKWARD,
     FORWARD,
@@ -113,18 +112,17 @@ class Piece:
     Attributes:
         step: operators and device calls.
         predicted: what the kernel models predict for `step.calls`.
-        program: `step.sequence` with host times.
+        program: `step.sequence` with host times, as section `predict` has it run.
     """
 
     step: StepParts
     predicted: pd.DataFrame
     program: Program
 
-    def passes(self, question: Question, is_layer: bool) -> dict[str, Program]:
-        """Its passes, as a question has them run. Of a middle layer, what stands outside the layer is left out."""
+    def passes(self, is_layer: bool) -> dict[str, Program]:
+        """Its passes. Of a middle layer, what stands outside the layer is left out."""
         inside = np.array([LAYERS in str(module) for module in self.step.item_modules], bool)
-        program = as_asked(self.program, question.predict)
-        return passes_of(program, inside[program.item] if is_layer else None)
+        return passes_of(self.program, inside[self.program.item] if is_layer else None)
 
     @cached_property
     def central_us(self) -> Array:
@@ -158,9 +156,7 @@ class ScheduledStep:
     def passes(self) -> list[dict[str, Program]]:
         """Passes of each piece."""
         last = len(self.pieces) - 1 if self.ranks.layers else -1
-        return [
-            piece.passes(self.question, number == last) for number, piece in enumerate(self.pieces)
-        ]
+        return [piece.passes(number == last) for number, piece in enumerate(self.pieces)]
 
     @cached_property
     def counts(self) -> dict[str, int]:

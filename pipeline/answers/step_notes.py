@@ -39,16 +39,16 @@ def asks_tf32(graph: pd.DataFrame) -> bool:
     return bool(graph["attributes"].drop_duplicates().astype(str).str.contains('"tf32"').any())
 
 
-def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
+def dtype_notes(gpu: GpuSpec, tf32: bool, kinds: Iterable[tuple[str, str, str]]) -> list[str]:
     """One sentence for each dtype that the step asks for and that the GPU does not have.
 
     Args:
         gpu: the device.
         tf32: whether an operator asks for TF32 (`asks_tf32`).
-        calls: device calls, as of `distinct_calls`.
+        kinds: family, operation and dtype of the device calls.
     """
     notes: list[str] = []
-    if gpu.fp64_gflop_per_s is None and (calls["dtype"] == "fp64").any():
+    if gpu.fp64_gflop_per_s is None and any(dtype == "fp64" for *_, dtype in kinds):
         notes.append(
             f"the file of {gpu.name} has no fp64_tflop_per_s: 1/{1 / gpu.fp64_share:.0f} of the"
             " rate of fp32 is assumed, as in its architecture"
@@ -59,13 +59,12 @@ def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
         notes.append(f"{gpu.name} has no TF32: what runs, and is predicted, is fp32")
     if has_bf16(gpu):
         return notes
-    if len(half := calls[calls["dtype"] == "bf16"]):
+    if half := [(family, op) for family, op, dtype in kinds if dtype == "bf16"]:
         text = f"{gpu.name} has no bf16: PyTorch stores 2 bytes and computes in fp32"
-        if (half["op"] == "im2col").any():
+        if any(op == "im2col" for _, op in half):
             text += ", convolutions one sample at a time without cuDNN"
-        lacking = [
-            name for family, name in UNMATCHED_FAMILIES.items() if (half["family"] == family).any()
-        ]
+        families = {family for family, _ in half}
+        lacking = [name for family, name in UNMATCHED_FAMILIES.items() if family in families]
         if lacking:
             text += f"; {' and '.join(lacking)} would be slower than predicted"
         notes.append(f"{text} (model.dtype=fp16 is faster)")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.arithmetic import model_flops
+from pipeline.answers.arithmetic import arithmetic_of, model_flops
 from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.kernel_predictor import (
     KernelPredictor,
@@ -34,14 +34,14 @@ from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import clock_notes
 from pipeline.prediction import Drawn, Prediction
-from pipeline.prediction_parts import PARALLEL, Arithmetic, SeveralGpus, lacking_models
+from pipeline.prediction_parts import PARALLEL, SeveralGpus, lacking_models
 from pipeline.question.question import Question
 from pipeline.question.settings import PredictSettings
 from pipeline.question.several_gpus import Ranks
 from pipeline.simulate.assembly import StepSequence, step_sequence
 from pipeline.simulate.critical_path import load_if_it_pays
 from pipeline.simulate.program import Program
-from pipeline.simulate.program_changes import as_asked, device_bound_from
+from pipeline.simulate.program_changes import device_bound_from
 from pipeline.simulate.ranks import Role, simulate_ranks
 from pipeline.simulate.timeline import Timeline
 
@@ -139,6 +139,16 @@ class StepParts:
         return values
 
     @cached_property
+    def families(self) -> Texts:
+        """Kernel family of each distinct call, shape (distinct calls,)."""
+        return self.calls["family"].to_numpy(object)
+
+    @cached_property
+    def kinds(self) -> frozenset[tuple[str, str, str]]:
+        """Family, operation and dtype of the calls."""
+        return frozenset(zip(self.families, self.calls["op"], self.calls["dtype"], strict=True))
+
+    @cached_property
     def sources(self) -> ErrorSources:
         """Sources of error of the distinct calls."""
         return ErrorSources.of(self.calls)
@@ -194,12 +204,11 @@ def predict_step(
         step: operators and device calls.
         predicted: what the kernel models predict for `step.calls`.
         folders: folders that these models were read from.
-        program: `step.sequence` with host times.
+        program: `step.sequence` with host times, as section `predict` has it run.
         measured_us: an unprofiled measurement to show beside the prediction; it does not change the prediction.
         with_interval: whether errors are drawn. Without them, p10 and p90 are the step time, and it is not known from which
             host on the device is the limit.
     """
-    program = as_asked(program, question.predict, step.computed.get("compiled", ""))
     if question.predict.cuda_graph:  # the measured step launched each kernel separately
         measured_us = None
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
@@ -291,7 +300,7 @@ def answer_fields(question: Question, step: StepParts, device: Mapping[str, Any]
     gpu, warnings = question.gpu, [*step.warnings, *_unused_dtype(question, step)]
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
     lacking = lacking_models(device["unmodelled_share"], device["unmodelled_us"])
-    warnings += dtype_notes(gpu, explicit_tf32, step.calls) + lower_bound_notes(lacking)
+    warnings += dtype_notes(gpu, explicit_tf32, step.kinds) + lower_bound_notes(lacking)
     return {
         "gpu": gpu.name,
         "model": question.model,
@@ -328,14 +337,6 @@ def several_gpus(ranks: Ranks, communication_us: float, exposed_us: float) -> Se
     return SeveralGpus(*at, communication_us, exposed_us, dp=ranks.replicas, **shared)
 
 
-def arithmetic_of(gpu: GpuSpec, flops: Mapping[str, float]) -> Arithmetic | None:
-    """The arithmetic of a step with the roofs of the GPU; None for a step without products."""
-    if not flops:
-        return None
-    peaks = {dtype: gpu.datasheet_gflop_per_s(dtype) / 1000 for dtype in flops}
-    return Arithmetic(sum(flops.values()), next(iter(flops)), peaks, gpu.dram_gb_per_s)
-
-
 def device_time(pieces: Sequence[tuple[StepParts, pd.DataFrame, Array]]) -> dict[str, Any]:
     """Device time by evidence (as shares), family and operator without a model, as fields of a `Prediction`.
 
@@ -348,7 +349,7 @@ def device_time(pieces: Sequence[tuple[StepParts, pd.DataFrame, Array]]) -> dict
         substitute = step.substitute | ~predicted["modelled"].to_numpy(bool)
         sums.append(np.bincount(step.which, times, len(step.calls)).astype(float))
         evidence.append(predicted["evidence"].to_numpy(object))
-        families.append(step.calls["family"].to_numpy(object))
+        families.append(step.families)
         lost.append(substitute)
         if substitute.any():
             rows = substitute[step.which]
