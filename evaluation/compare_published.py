@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import combinations
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ from evaluation.pages.step_tables import (
 from evaluation.workloads.gnmt_step import LENGTH_BUCKETS
 from pipeline.answers.engine import Engine
 from pipeline.answers.model_sources import AvailableModels
+from pipeline.arrays import Array
 from pipeline.errors import SteptimeError
 from pipeline.palette import series_colours
 from pipeline.paths import campaign_gpus, project_dir
@@ -111,28 +112,29 @@ def compare(rows: pd.DataFrame) -> pd.DataFrame:
     return with_errors(rows, [answer(command, engine) for command in rows["command"]])
 
 
+def speeds_apart(rows: pd.DataFrame) -> Array:
+    """Differences of the log samples per second of each two rows, measured and predicted, shape (2, rows, rows)."""
+    sizes = rows["batch_size"].to_numpy(float)
+    speeds = np.log(sizes / rows[["measured_us", "predicted_us"]].to_numpy().T)
+    apart: Array = speeds[:, :, None] - speeds[:, None]
+    return apart
+
+
 def right_order(rows: pd.DataFrame) -> str:
     """A sentence: of how many pairs of GPUs the order is right, by samples per second of a workload, and of close ones alone."""
-    right: dict[bool, list[bool]] = {True: [], False: []}
+    found = [np.zeros((2, 0))]
     for _, group in rows.groupby(["step", precisions(rows)]):
-        speeds = [
-            (gpu, size / measured_us, size / predicted_us)
-            for gpu, size, measured_us, predicted_us in group[
-                ["gpu", "batch_size", "measured_us", "predicted_us"]
-            ].itertuples(index=False)
-        ]
-        for one, other in combinations(speeds, 2):
-            if one[0] != other[0]:
-                near = max(one[1], other[1]) < CLOSE * min(one[1], other[1])
-                right[near].append((one[1] - other[1]) * (one[2] - other[2]) > 0)
-    near, pairs = right[True], right[True] + right[False]
-    if not pairs:
+        gpu = group["gpu"].to_numpy()
+        found.append(speeds_apart(group)[:, np.triu(gpu[:, None] != gpu)])
+    measured, predicted = np.hstack(found)
+    near, right = np.abs(measured) < np.log(CLOSE), measured * predicted > 0
+    if not len(right):
         return ""
     said = (
-        f"Of {len(pairs)} pairs of GPUs in training, {sum(pairs)} are predicted in the right order"
+        f"Of {len(right)} pairs of GPUs in training, {right.sum()} are predicted in the right order"
     )
-    alone = f"; of the {len(near)} that are less than {CLOSE:g} times apart, {sum(near)}"
-    return f"{said}{alone if near else ''}."
+    alone = f"; of the {near.sum()} that are less than {CLOSE:g} times apart, {right[near].sum()}"
+    return f"{said}{alone if near.any() else ''}."
 
 
 def told(rows: pd.DataFrame, what: str) -> str:
@@ -144,8 +146,9 @@ def told(rows: pd.DataFrame, what: str) -> str:
         f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are predicted to fit in"
         " memory.",
     ]
-    texts = [summary(rows), " ".join(filter(None, sentences)), of_another_program(rows)]
-    return "\n\n".join([*filter(None, texts), coverage(rows)])
+    said = " ".join(filter(None, sentences))
+    texts = summary(rows), said, of_another_program(rows), coverage(rows)
+    return "\n\n".join(filter(None, texts))
 
 
 def of_another_program(rows: pd.DataFrame) -> str:
@@ -153,15 +156,11 @@ def of_another_program(rows: pd.DataFrame) -> str:
     own = rows[rows["step"].str.contains("HugeCTR")]
     if own.empty:
         return ""
-    measured, predicted, batch = (
-        own[name].to_numpy(float) for name in ("measured_us", "predicted_us", "batch_size")
-    )
-    ratio = np.log(predicted / measured)
+    ratio = np.log(own["predicted_us"] / own["measured_us"])
     errors = np.abs(np.expm1(ratio - ratio.mean()))
-    speeds = np.log(batch / measured), np.log(batch / predicted)
-    apart, apart_here = (speed[:, None] - speed for speed in speeds)
-    pairs = np.triu(np.abs(apart) > SAME_SPEED)
-    right = pairs & (apart * apart_here > 0)
+    measured, predicted = speeds_apart(own)
+    pairs = np.triu(np.abs(measured) > SAME_SPEED)
+    right = pairs & (measured * predicted > 0)
     return (
         f"HugeCTR's {len(own)} rows are predicted {np.exp(ratio.mean()):.2f} times as long as"
         " measured. After this one factor, which is fitted to them, the mean absolute error is"
@@ -223,11 +222,13 @@ def scaling_blocks(page: str) -> tuple[dict[str, str], dict[str, Figure]]:
     rows = scaling_tables.read_scaling(block(page, "scaling steps"))
     engine = shipped_models()
     several = [answer(command, engine).several for command in rows["command"]]
-    efficiencies = [found.efficiency or np.nan if found else np.nan for found in several]
-    rows = scaling_tables.with_predictions(rows, efficiencies)
+    rows = scaling_tables.with_predictions(rows, [*map(EFFICIENCY, several)])
     blocks = {"scaling": scaling_tables.summary(rows), "scaling steps": scaling_tables.table(rows)}
     return blocks, {}
 
+
+EFFICIENCY = attrgetter("efficiency", "efficiency_p10", "efficiency_p90")
+"""The efficiency of several GPUs with its interval."""
 
 BLOCKS = {"lin2022": lin2022_blocks, "scaling": scaling_blocks}
 """Sources with tables of their own -> what makes their blocks and figures from the text of the page."""

@@ -83,14 +83,11 @@ def _group_rows(what: str, text: str, groups: Iterable[str]) -> list[list[str]]:
         if said := re.search(_BY_PRECISION.format(re.escape(group)), text):
             full, full_rows, half, half_rows = said.groups()
             counts = f"{int(full_rows) + int(half_rows)} steps, {group}"
-            rows.append([f"published {what}", counts, _by_precision(full, half), "", ""])
+            errors = f"{full} (fp32, TF32), {half} (fp16)"
+            rows.append([f"published {what}", counts, errors, "", ""])
     if not rows:
         raise KeyError(f"the mean error of {what}s")
     return rows
-
-
-def _by_precision(full: str, half: str) -> str:
-    return f"{full} (fp32, TF32), {half} (fp16)"
 
 
 def held_sentence(text: str) -> str:

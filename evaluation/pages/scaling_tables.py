@@ -5,9 +5,13 @@ The table of the page is the only place of these rows: it is read, predicted aga
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pandas as pd
 
 from evaluation.pages.markdown import markdown, table_rows
+from evaluation.pages.step_tables import counted
 from pipeline.errors import InputError
 
 HEAD = (
@@ -18,11 +22,15 @@ HEAD = (
     "batch of a GPU",
     "measured (%)",
     "predicted (%)",
+    "p10 to p90",
     "difference",
     "command",
 )
 GIVEN = ("machine", "stated", "model", "dtype", "batch_size", "measured", "command")
 """Columns of the rows that are read; `measured` is an efficiency in %."""
+
+ENDS = ("predicted", "low", "high")
+"""Columns of a predicted efficiency and its p10 and p90, in %."""
 
 
 def read_scaling(text: str) -> pd.DataFrame:
@@ -41,10 +49,15 @@ def read_scaling(text: str) -> pd.DataFrame:
         raise InputError(f"a table of scaling: {error} is missing or no number") from None
 
 
-def with_predictions(rows: pd.DataFrame, efficiencies: list[float]) -> pd.DataFrame:
-    """The rows with `predicted` (%), and `points`, the difference in percentage points."""
-    found = rows.assign(predicted=[100 * each for each in efficiencies])
-    return found.assign(points=found["predicted"] - found["measured"])
+def with_predictions(rows: pd.DataFrame, found: Sequence[Sequence[float]]) -> pd.DataFrame:
+    """The rows with `predicted` (%), its `low` and `high`, and `points`, the difference in percentage points.
+
+    Args:
+        rows: what was measured.
+        found: the efficiency of each row, its p10 and its p90.
+    """
+    rows = rows.assign(**dict(zip(ENDS, 100 * np.transpose(found), strict=True)))
+    return rows.assign(points=rows["predicted"] - rows["measured"])
 
 
 def summary(rows: pd.DataFrame) -> str:
@@ -55,15 +68,18 @@ def summary(rows: pd.DataFrame) -> str:
         worst = group.loc[group["points"].abs().idxmax()]
         mean = f"{group['points'].abs().mean():.1f}"
         of_worst = f"{worst['points']:+.1f} ({worst['model']}, {worst['dtype']})"
-        lines.append([str(machine), str(stated), str(len(group)), mean, of_worst])
-    return markdown([*HEAD[:2], "rows", "mean difference (points)", "worst (points)"], lines)
+        inside = counted(group["measured"].between(group["low"], group["high"]))
+        lines.append([str(machine), str(stated), mean, of_worst, inside])
+    heads = "mean difference (points)", "worst (points)", "inside p10 to p90"
+    return markdown([*HEAD[:2], *heads], lines)
 
 
 def table(rows: pd.DataFrame) -> str:
     """Table with one line per row (`HEAD`)."""
     shown = rows.assign(command="`" + rows["command"] + "`")
-    for name, form in (("measured", "{:.1f}"), ("predicted", "{:.1f}"), ("points", "{:+.1f}")):
-        shown[name] = shown[name].map(form.format)
-    return markdown(
-        HEAD, shown[[*GIVEN[:6], "predicted", "points", "command"]].astype(str).to_numpy()
-    )
+    for name in ("measured", *ENDS):
+        shown[name] = shown[name].map("{:.1f}".format)
+    shown["points"] = shown["points"].map("{:+.1f}".format)
+    shown["ends"] = shown["low"] + " to " + shown["high"]
+    columns = [*GIVEN[:6], "predicted", "ends", "points", "command"]
+    return markdown(HEAD, shown[columns].astype(str).to_numpy())

@@ -92,10 +92,10 @@ def is_half(rows: pd.DataFrame) -> pd.Series:
     return rows["precision"].str.startswith(("fp16", "bf16"))
 
 
-def half_names(rows: pd.DataFrame, between: str = ", ") -> str:
+def half_names(rows: pd.DataFrame) -> str:
     """Names of the half precisions of rows."""
     asked = rows["precision"].str.slice(0, 4)
-    return between.join(name for name in ("fp16", "bf16") if (asked == name).any()) or "fp16"
+    return ", ".join(name for name in ("fp16", "bf16") if (asked == name).any()) or "fp16"
 
 
 def summary(rows: pd.DataFrame) -> str:
@@ -103,16 +103,14 @@ def summary(rows: pd.DataFrame) -> str:
     rows = with_groups(rows)
     lines = []
     for (step, precision), part in rows.groupby(["step", precisions(rows)], sort=False):
-        cells = [str(step), str(precision)]
-        for name in GROUPS:
-            error = 100 * part.loc[part["group"] == name, "error"]
-            cells.append(
-                f"{len(error)}: {error.mean():+.1f}, {error.abs().mean():.1f},"
-                f" {error.abs().max():.1f}"
-                if len(error)
-                else ""
-            )
-        lines.append([*cells, f"{_width(part):.2f}"])
+        errors = [100 * part.loc[part["group"] == name, "error"] for name in GROUPS]
+        cells = [
+            f"{len(one)}: {one.mean():+.1f}, {one.abs().mean():.1f}, {one.abs().max():.1f}"
+            if len(one)
+            else ""
+            for one in errors
+        ]
+        lines.append([str(step), str(precision), *cells, f"{_width(part):.2f}"])
     return markdown(
         [
             "step",
@@ -134,29 +132,23 @@ def mean_errors(rows: pd.DataFrame, what: str) -> str:
     rows = with_groups(rows)
     parts = []
     for name in GROUPS:
-        by_precision = [
-            (kind, rows.loc[(rows["group"] == name) & of, "error"].abs())
-            for kind, of in (
-                ("fp32, TF32", ~is_half(rows)),
-                (half_names(rows), is_half(rows)),
-            )
-        ]
         said = [
             f"{100 * error.mean():.1f} ({kind}, {len(error)} rows)"
-            for kind, error in by_precision
-            if len(error)
+            for kind, of in (("fp32, TF32", ~is_half(rows)), (half_names(rows), is_half(rows)))
+            if len(error := rows.loc[(rows["group"] == name) & of, "error"].abs())
         ]
         parts += [f"{name} {', '.join(said)}"] if said else []
     return f"Mean absolute error of {what} in %: {'; '.join(parts)}."
 
 
 def coverage(rows: pd.DataFrame) -> str:
-    """Table of the rows inside p10 to p90, by precision, bound and main evidence of the step, for each of `GROUPS`."""
+    """Table of the rows inside p10 to p90, by precision, source (in parentheses behind a step), bound and evidence, by `GROUPS`."""
     rows = with_groups(rows)
-    precision = is_half(rows).map({True: half_names(rows, " and "), False: "fp32 and TF32"})
+    precision = is_half(rows).map({True: half_names(rows), False: "fp32 and TF32"})
     kinds: list[tuple[str, pd.Series]] = [("all", pd.Series(True, rows.index))]
-    for by in (precision, rows["bound"].map(lambda bound: f"{bound}-bound"), rows["evidence"]):
-        kinds += [(str(kind), by == kind) for kind in sorted(set(by))]
+    source = rows["step"].str.extract(r"\((.+)\)", expand=False)
+    for by in (precision, source, rows["bound"] + "-bound", rows["evidence"]):
+        kinds += [(str(kind), by == kind) for kind in sorted(set(by.dropna()))]
     lines = [
         [
             name,

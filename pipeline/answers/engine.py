@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pandas as pd
 
-from pipeline.answers.kernel_predictor import on_slowest_card
+from pipeline.answers.kernel_predictor import CARD_SD, on_slowest_card
 from pipeline.answers.limited_step import (
     Stages,
     limited,
@@ -34,7 +35,7 @@ from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.model_sources import AvailableModels, Models, device_key
 from pipeline.answers.role_step import RolesStep, predict_roles
 from pipeline.answers.scheduled_step import Piece, ScheduledStep, exchanges, predict_scheduled
-from pipeline.answers.step_errors import interval
+from pipeline.answers.step_errors import interval, keyed_normals
 from pipeline.answers.step_prediction import (
     SimulatedStep,
     StepParts,
@@ -324,7 +325,10 @@ class Engine:
         return replace(answer, prediction=self._with_efficiency(prediction, question))
 
     def _with_efficiency(self, prediction: Prediction, question: Question) -> Prediction:
-        """A prediction of several GPUs with its throughput over that of as many single ones, if these compute in its dtype."""
+        """A prediction of several GPUs with its throughput over that of as many single ones, if these compute in its dtype.
+
+        The single GPU and the slowest of several are two cards: the errors of their speed do not cancel.
+        """
         several, ranks = prediction.several, question.ranks
         if several is None or several.dp != several.devices or several.micro_batches > 1:
             return prediction
@@ -342,7 +346,9 @@ class Engine:
         efficiency = one.predicted_us / prediction.predicted_us
         several = replace(several, efficiency=efficiency)
         if draws_us is not None and one.draws_us is not None:
-            low, high = interval(one.draws_us / draws_us, efficiency)
+            cards = keyed_normals(["cards"], len(draws_us), question.predict.seed)[0]
+            ratio = one.draws_us / draws_us * np.exp(np.sqrt(2.0) * CARD_SD * cards)
+            low, high = interval(ratio, efficiency)
             several = replace(several, efficiency_p10=low, efficiency_p90=high)
         return replace(prediction, several=several)
 

@@ -17,7 +17,7 @@ ROWS = pd.DataFrame(
     ],
     columns=list(scaling_tables.GIVEN),
 )
-PREDICTED = [0.91, 0.75, 0.72]
+PREDICTED = [(0.91, 0.85, 0.95), (0.75, 0.7, 0.78), (0.72, 0.6, 0.8)]
 
 
 def test_rows_are_read_as_they_were_written() -> None:
@@ -32,3 +32,4 @@ def test_each_machine_has_its_mean_and_its_worst_row() -> None:
     means = {row["machine"]: row["mean difference (points)"] for row in rows}
     assert means == {"2x A": "3.0", "4x B": "2.0", "**all**": "2.7"}
     assert rows[0]["worst (points)"] == "-5.0 (bert_base, fp16)"
+    assert [row["inside p10 to p90"] for row in rows] == ["1 of 2", "1 of 1", "2 of 3"]
