@@ -32,7 +32,7 @@ from tests.commands import python
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--tiny", "--device", "cpu", "--minutes", "30"]
-ONLY = ["--only", "dlrm_d|kernels|peaks/(products|profiler)"]
+ONLY = ["--only", "dlrm_d.*b16|kernels|peaks/(products|profiler)"]
 
 
 @pytest.fixture(scope="module")

@@ -164,7 +164,7 @@ def test_gradients_in_half_precision_are_half_the_bytes() -> None:
         question = ask(
             [
                 "gpu=A100",
-                "model=dcgan",
+                "model=dlrm_small",
                 "batch_size=4",
                 "devices=2",
                 f"parallel.compression={dtype}",

@@ -43,14 +43,9 @@ def test_each_architecture_has_one_usual_host() -> None:
     assert sorted(named) == sorted(ORDER), "no card is left to the newest host by chance"
 
 
-def test_a_point_has_one_answer_alone_and_in_a_grid() -> None:
-    together = compare("V100,A100,H100", **DDP).predictions
-    for prediction in together:
-        assert predict(prediction.gpu, **DDP).predicted_us == pytest.approx(
-            prediction.predicted_us, rel=1e-9
-        )
-    v100, a100, h100 = (prediction.predicted_us for prediction in together)
-    assert v100 >= h100 > a100, "measured hosts of an H100 are slower than those of an A100"
+def test_measured_hosts_of_an_h100_are_slower_than_those_of_an_a100() -> None:
+    v100, a100, h100 = (predict(gpu, **DDP).predicted_us for gpu in ("V100", "A100", "H100"))
+    assert v100 >= h100 > a100
 
 
 def test_the_usual_host_by_its_name_is_the_same_point() -> None:

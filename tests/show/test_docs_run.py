@@ -55,7 +55,7 @@ NIGHTLY = re.compile(
     r"|compile=false,true|model=hstu .*uniform,full|ddp,fsdp|my_plan|round_robin,|plan_sharding\("
     r'|advise\(|predict_grid\(|="1,2,4,8"|mlflow\.pyfunc'
     r"|advise gpu=V100|gpu=V100,A100,T4 model=dlrm_default,resnet50|A100,L4,H100|diff --trace"
-    r"|gpu=RTX2080Ti,V100|\.diff\(predict"
+    r"|gpu=RTX2080Ti,V100|\.diff\(predict|=fused,sparse,dense|vit_base|torch\.compile\("
 )
 """Commands and blocks that take more than a few seconds, or use what such a command made.
 

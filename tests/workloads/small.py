@@ -52,28 +52,26 @@ def small(name, **changes):
 
 
 LIKE_ANOTHER = (
-    "dlrm_default", "dlrm_mlperf", "dlrm_nvidia", "dlrm_small", "inception_v3", "gpt3_xl",
-    "gpt3_27",
+    "dlrm_default", "dlrm_mlperf", "dlrm_mlperf_lin2022", "dlrm_nvidia", "dlrm_small",
+    "inception_v3", "gpt3_xl", "gpt3_27",
 )  # fmt: skip
 """Workloads whose options run through another's code; the tests try them only where they differ."""
 
 WITH_LOOPS_OF_THEIR_OWN = ("dlrm_ddp", "dcgan", "bert_large")
-"""One workload with a loss function, one with a procedure, one whose model gives the loss: what the loop's options touch."""
+"""One workload with a loss function, one with a procedure, one whose model gives the loss: what the loop's options touch.
+These try every value, the others one optimizer beside SGD and one dtype: all make their optimizer and casts in one place."""
 
 
-def options_of(name, every=False):
-    """(option, value) pairs that make sense for a workload, besides its defaults; `every`: also where code is shared."""
+def options_of(name):
+    """(option, value) pairs that make sense for a workload, besides its defaults."""
     found = [("mode", value) for value in ("train", "inference")]
-    if name in LIKE_ANOTHER and not every:
+    if name in LIKE_ANOTHER:
         return found
-    config = config_of(name)
-    found += [
-        ("optimizer", value)
-        for value in ("sgd", "adagrad", "adam", "none")
-        if value != config["optimizer"]
-    ]
-    found += [("dtype", value) for value in ("tf32", "bf16", "fp16")]
-    if name in WITH_LOOPS_OF_THEIR_OWN or every:
+    config, own = config_of(name), name in WITH_LOOPS_OF_THEIR_OWN
+    optimizers = ("sgd", "adagrad", "adam", "none") if own else ("sgd", "adam")
+    found += [("optimizer", value) for value in optimizers if value != config["optimizer"]]
+    found += [("dtype", value) for value in (("tf32", "bf16", "fp16") if own else ("bf16",))]
+    if own:
         found += [("copies", "pageable"), ("read_loss", "before_backward"), ("read_loss", "at_end")]
         found += [("foreach", False), ("set_to_none", False)]
     if "attention" in config:

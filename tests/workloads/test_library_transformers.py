@@ -52,7 +52,7 @@ def transformers(own_cache: Path) -> Any:
             None,
             (2,),
         ),
-        ("SegformerConfig", {}, "semantic_segmentation", (2, 224, 224)),
+        ("SegformerConfig", {"depths": [1] * 4}, "semantic_segmentation", (2, 224, 224)),
         (
             "WhisperConfig",
             {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, **HEADS},
