@@ -131,10 +131,10 @@ def test_options_of_a_workload_too(overrides: Sequence[str], captures: list[int]
         ("model=resnet50", "model.memory_format=channels_last"),
     ],
 )
+@pytest.mark.usefixtures("shallow")
 def test_a_workload_without_proof_is_captured_at_each_size(
-    overrides: Sequence[str], captures: list[int], monkeypatch: pytest.MonkeyPatch
+    overrides: Sequence[str], captures: list[int]
 ) -> None:
-    monkeypatch.setattr("pipeline.workloads.vision.RESNET50", ((1, 1, 1, 1), True, 1, 64))
     config = model(*overrides)
     for size in (4, 8, 16):
         captured(config, size)

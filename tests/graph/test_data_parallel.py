@@ -108,10 +108,8 @@ def test_the_exchange_overlaps_the_backward_pass_and_the_optimizer_waits_for_it(
     assert set(calls.loc[calls["family"] == "collective", "stream"]) == {stream_of("dp")}
 
 
-def test_a_shared_update_scatters_gradients_gathers_weights_and_divides_the_states(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pipeline.workloads.vision.RESNET50", ((1, 1, 1, 1), True, 1, 64))
+@pytest.mark.usefixtures("shallow")
+def test_a_shared_update_scatters_gradients_gathers_weights_and_divides_the_states() -> None:
     words = ["gpu=A100-SXM4-80GB", "model=resnet50", "batch_size=4", "model.optimizer=adam"]
     graphs = {
         zero: capture(ask([*words, "devices=4", f"parallel.zero={zero}"]).workload.plain(), 4)
@@ -136,10 +134,8 @@ def test_a_shared_update_refuses_what_it_does_not_exchange(word: str) -> None:
         ask(["gpu=A100-SXM4-80GB", "model=resnet50", "devices=2", "parallel.zero=true", word])
 
 
-def test_buckets_cost_memory_unless_gradients_are_views_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pipeline.workloads.vision.RESNET50", ((1, 1, 1, 1), True, 1, 64))
+@pytest.mark.usefixtures("shallow")
+def test_buckets_cost_memory_unless_gradients_are_views_of_them() -> None:
     peaks = {}
     for views in (False, True):
         question = ask(

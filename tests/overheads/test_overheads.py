@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,12 +49,16 @@ EVENTS = [
 ]  # fmt: skip
 
 
+def extracted(folder: Path, events: list[dict[str, Any]] = EVENTS) -> pd.DataFrame:
+    return extract_overheads(load_trace(write(folder, events)), "w")
+
+
 def observed(samples: pd.DataFrame, kind: str, name: str) -> list[float]:
     return samples.loc[(samples["type"] == kind) & (samples["op"] == name), "value_us"].tolist()
 
 
 def test_the_five_types_are_what_the_drawing_shows(tmp_path: Path) -> None:
-    samples = extract_overheads(load_trace(write(tmp_path, EVENTS)), "drawn")
+    samples = extracted(tmp_path)
     backward = "autograd::engine::evaluate_function: MmBackward0"
     for name, drawn in (
         ("aten::mm", {"T2": [3], "T5": [4], "T3": [6], "T4": [2, 3]}),
@@ -73,7 +78,7 @@ def test_waiting_is_no_overhead(tmp_path: Path) -> None:
         api("cudaStreamSynchronize", 301, 490, 2),
         memcpy("Memcpy DtoH (Device -> Pageable)", 290, 299, 1, 4),
     ]
-    samples = extract_overheads(load_trace(write(tmp_path, events)), "w")
+    samples = extracted(tmp_path, events)
     assert samples.loc[samples["type"] == "T4", "value_us"].tolist() == [10, 10]
     assert samples.loc[samples["type"].isin(["T2", "T3", "T5"]), "value_us"].tolist() == [2, 10, 1]
 
@@ -85,7 +90,7 @@ def test_data_loading_is_no_t1(tmp_path: Path) -> None:
         annotation("enumerate(DataLoader)#_Iter.__next__", 10, 60),
         op("aten::b", 70, 80),
     ]
-    samples = extract_overheads(load_trace(write(tmp_path, events)), "w")
+    samples = extracted(tmp_path, events)
     assert not (samples["type"] == "T1").any()
     assert observed(samples, "loading", "aten::b") == [68]
 
@@ -94,7 +99,7 @@ def test_launches_into_a_full_queue_say_nothing_about_t4(tmp_path: Path) -> None
     events = [op("aten::mm", 0, 5000)]
     for i in range(950):
         events += [launch(2 * i, 2 * i + 1, i), kernel("k", 10_000 + 10 * i, 10_005 + 10 * i, i)]
-    samples = extract_overheads(load_trace(write(tmp_path, events)), "w")
+    samples = extracted(tmp_path, events)
     assert (samples["type"] == "T4").sum() == 900
 
 
@@ -140,7 +145,7 @@ def test_estimators_on_values_with_one_outlier(estimator: str, expected: float) 
 
 
 def test_an_unknown_estimator_lists_the_choices(tmp_path: Path) -> None:
-    samples = extract_overheads(load_trace(write(tmp_path, EVENTS)), "w")
+    samples = extracted(tmp_path)
     with pytest.raises(UnknownNameError, match="trimmed_mean"):
         summarise(samples, estimator="mode")
 
@@ -161,7 +166,7 @@ def test_an_estimate_lies_between_least_and_greatest(
 
 
 def test_lookup_falls_back_from_signature_to_op_to_all_ops(tmp_path: Path) -> None:
-    table = summarise(extract_overheads(load_trace(write(tmp_path, EVENTS)), "w"))
+    table = summarise(extracted(tmp_path))
     to_arrow(table, "overheads")
     known = table.loc[(table["type"] == "T2") & (table["op"] == "aten::mm"), "signature"].iloc[0]
     found = OverheadModel(table).find(
@@ -186,7 +191,7 @@ def test_an_unknown_operator_in_place_takes_the_time_of_others_in_place(tmp_path
         launch(34, 36, 3),
         kernel("k", 36, 37, 3),
     ]
-    model = OverheadModel(summarise(extract_overheads(load_trace(write(tmp_path, events)), "w")))
+    model = OverheadModel(summarise(extracted(tmp_path, events)))
     found = model.find("T2", ["aten::neg_", "aten::neg", "aten::add"], [["calls=1"] * 3])
     assert found.value_us.tolist() == pytest.approx([3, 7, 2], rel=0.02)  # the longest is clipped
     assert found.level.tolist() == [GLOBAL, GLOBAL, OP]
@@ -204,7 +209,7 @@ def test_an_item_of_many_launches_has_a_short_signature_that_still_finds_its_own
             events += [launch(at + 1, at + 3, at), kernel("k", at + 2, at + 4, at)]
             at += 5 if count == 400 else 7
         events.append(op("aten::_foreach_add_", begin, at))
-    samples = extract_overheads(load_trace(write(tmp_path, events)), "w")
+    samples = extracted(tmp_path, events)
     inner = samples[samples["signature"].str.endswith("@200")]
     assert inner["signature"].str.len().max() < MAX_SIGNATURE
     assert sorted(inner["value_us"]) == [3, 5] and inner["signature"].nunique() == 2
@@ -217,7 +222,7 @@ def test_an_item_of_many_launches_has_a_short_signature_that_still_finds_its_own
 
 
 def test_scaling_scales_host_times_but_no_device_constant(tmp_path: Path) -> None:
-    table = summarise(extract_overheads(load_trace(write(tmp_path, EVENTS)), "w"))
+    table = summarise(extracted(tmp_path))
     model = OverheadModel(table).scaled(2.0)
     assert model.find("T2", ["aten::mm"], [["calls=2"]]).value_us[0] == 6
     assert model.constant("launch_latency") == OverheadModel(table).constant("launch_latency")
@@ -238,7 +243,7 @@ def extract_nothing() -> pd.DataFrame:
 
 
 def test_the_profilers_cost_is_taken_off_but_never_below_zero(tmp_path: Path) -> None:
-    samples = extract_overheads(load_trace(write(tmp_path, EVENTS)), "w")
+    samples = extracted(tmp_path)
     plain, less = (
         summarise(samples),
         summarise(samples, cost=ProfilerCost(event_us=2.0, launch_us=1.0)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,14 +45,21 @@ def measured() -> pd.DataFrame:
     )
 
 
+def moved(
+    rows: pd.DataFrame, method: str, folder: Path, gpus: tuple[str, str] = ("V100", "T4")
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """What the command says of a table of measurements, and the table that it writes."""
+    source, out = folder / "in.parquet", folder / "out.parquet"
+    rows.to_parquet(source)
+    facts = transfer_command(*gpus, method, source, out)
+    return facts, pd.read_parquet(out)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_order_and_extra_columns_survive(
     method: str, measured: pd.DataFrame, tmp_path: Path
 ) -> None:
-    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
-    measured.iloc[::-1].to_parquet(source)
-    facts = transfer_command("V100", "T4", method, source, out)
-    found = pd.read_parquet(out)
+    facts, found = moved(measured.iloc[::-1], method, tmp_path)
     assert list(found["note"]) == list("gfedcba") and facts["rows"] == 7
     assert set(ADDED_COLUMNS) <= set(found.columns)
     assert (found["predicted_us"] / found["latency_us"]).between(0.25, 4.0).all(), (
@@ -67,10 +75,7 @@ def test_rows_order_and_extra_columns_survive(
 def test_the_same_gpu_gives_back_the_measurement(
     method: str, gpu: str, measured: pd.DataFrame, tmp_path: Path
 ) -> None:
-    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
-    measured.assign(gpu=gpu).to_parquet(source)
-    transfer_command(gpu, gpu, method, source, out)
-    found = pd.read_parquet(out)
+    _, found = moved(measured.assign(gpu=gpu), method, tmp_path, (gpu, gpu))
     assert found["predicted_us"].to_numpy() == pytest.approx(
         measured["latency_us"].to_numpy(), rel=1e-12
     )
@@ -160,13 +165,10 @@ def test_a_value_that_no_call_has_is_refused_by_its_row(
 def test_rows_without_sizes_and_with_labels_given_twice_are_answered(
     method: str, measured: pd.DataFrame, tmp_path: Path
 ) -> None:
-    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
-    measured[["gpu", "op", "latency_us"]].to_parquet(source)
-    assert transfer_command("V100", "T4", method, source, out)["methods"] == {"wave": 1.0}
+    facts, _ = moved(measured[["gpu", "op", "latency_us"]], method, tmp_path)
+    assert facts["methods"] == {"wave": 1.0}
     twice = pd.concat([measured, measured.iloc[::-1]])
-    twice.to_parquet(source)
-    transfer_command("V100", "T4", method, source, out)
-    found = pd.read_parquet(out)
+    _, found = moved(twice, method, tmp_path)
     assert (
         found["note"].tolist() == twice["note"].tolist()
         and found.index.tolist() == twice.index.tolist()
