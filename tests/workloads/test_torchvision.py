@@ -41,10 +41,10 @@ def counted(name: str, **changes: object) -> tuple[pd.Series, pd.Series]:
     ("name", "changes"),
     [
         ("resnet50", {"dtype": "fp16", "memory_format": "channels_last"}),
-        ("inception_v3", {}),
         ("resnet50", {"mode": "inference"}),
         ("inception_v3", {"mode": "inference"}),
         pytest.param("resnet50", {}, marks=pytest.mark.nightly),
+        pytest.param("inception_v3", {}, marks=pytest.mark.nightly),
         pytest.param(
             "inception_v3",
             {"dtype": "fp16", "memory_format": "channels_last"},
