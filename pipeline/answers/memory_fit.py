@@ -51,7 +51,11 @@ def largest_batch(question: Question, memory_bytes: MemoryBytes) -> int | None:
     most = (
         GROWTH * batch if question.workload.get("architecture", "custom") == "custom" else room
     )  # a sample takes a byte or more
-    needs = {size: memory_bytes(question, size) for size in (batch // 2, batch)}
+    half = batch // 2
+    needs = {half: memory_bytes(question, half)}
+    if half == 1 and needs[1] > room:
+        return None
+    needs[batch] = memory_bytes(question, batch)
     for _ in range(MAX_TRIES):
         low, high = sorted(needs, key=lambda size: (needs[size] > room, abs(needs[size] - room)))[
             :2

@@ -88,7 +88,9 @@ def quiet_compiler() -> Iterator[None]:
     with (
         compiler("_inductor.config").patch(force_disable_caches=True, compile_threads=1),
         compiler("_functorch.config").patch(enable_autograd_cache=False),
-        compiler("_dynamo.config").patch(automatic_dynamic_shapes=False),
+        compiler("_dynamo.config").patch(
+            automatic_dynamic_shapes=False, run_gc_after_compile=False
+        ),
     ):
         yield
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from pipeline.as_on_cuda.mixed_precision import lowered, raised
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.shape_operators import apply, is_empty, meta_operators
-from pipeline.as_on_cuda.torch_names import GROUPED_PRODUCTS, grouped_products_module, meta_shapes
+from pipeline.as_on_cuda.torch_names import GROUPED_PRODUCTS, meta_shapes
 
 MAX_HEAD_WIDTH = 256
 """Maximum head width of FlashAttention on CUDA."""
@@ -277,7 +277,7 @@ def grouped_products() -> Iterator[None]:
 
     PyTorch's own shape function for the meta device accepts only bf16.
     """
-    module = grouped_products_module()
+    module = meta_shapes()
     usual: Any = getattr(module, GROUPED_PRODUCTS, None)
     if usual is None:  # this PyTorch version has no grouped products
         yield
@@ -291,12 +291,7 @@ def grouped_products() -> Iterator[None]:
             return usual(mat_a, mat_b, scale_a, *args, **kwargs)
         groups = [] if offsets is None or mat_a.dim() != mat_b.dim() else [offsets.shape[0]]
         groups = [mat_a.shape[0]] if mat_a.dim() == mat_b.dim() == 3 else groups
-        return mat_a.new_empty(
-            *groups,
-            mat_a.shape[-2],
-            mat_b.shape[-1],
-            dtype=dtype,
-        )
+        return mat_a.new_empty(*groups, mat_a.shape[-2], mat_b.shape[-1], dtype=dtype)
 
     with replaced(module, **{GROUPED_PRODUCTS: product}):
         yield

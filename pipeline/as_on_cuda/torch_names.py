@@ -11,6 +11,7 @@ import logging
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -109,16 +110,10 @@ LATER = {
 """Names that do not exist in all supported versions of PyTorch (from 2.6 on), with the first that has them."""
 
 
-def _private(name: str) -> Any:
-    """The object of a name in `NAMES`; None if the installed PyTorch does not have it."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(import_module(module), attribute, None)
-
-
+@cache
 def compiler(name: str) -> Any:
     """What has a private name, by the end of this name in `NAMES`: `compiler("compile_fx")`."""
-    full = next(each for each in NAMES if each.endswith(f".{name}"))
-    return pkgutil.resolve_name(full)
+    return pkgutil.resolve_name(next(each for each in NAMES if each.endswith(f".{name}")))
 
 
 @contextmanager
@@ -216,7 +211,7 @@ WRAP_RESULT = "_maybe_wrap_tensor"
 
 def sharded_modules() -> Any:
     """The modules that FSDP2 has sharded; PyTorch shards no module of them again."""
-    return _private("torch.distributed._composable_state._module_state_mapping")
+    return pkgutil.resolve_name("torch.distributed._composable_state._module_state_mapping")
 
 
 def wait_on_device(cycles: int) -> None:
@@ -231,7 +226,9 @@ def log_softmax_of_half(logits: Tensor) -> Tensor:
 
 def assumes_all_nonzero() -> bool:
     """Whether the user told PyTorch to assume that `nonzero` finds every element."""
-    return bool(_private("torch.fx.experimental._config.meta_nonzero_assume_all_nonzero"))
+    return bool(
+        pkgutil.resolve_name("torch.fx.experimental._config.meta_nonzero_assume_all_nonzero")
+    )
 
 
 NATIVE: Any = torch._C
@@ -249,13 +246,7 @@ PACKING = "_pack_padded_sequence"
 """The one of them that packs sequences, by lengths on the host."""
 
 GROUPED_PRODUCTS = "_meta_grouped_mm_common"
-"""Name of PyTorch's shape function for grouped products."""
-
-
-def grouped_products_module() -> Any:
-    """The module with the function `GROUPED_PRODUCTS`, which older versions do not have."""
-    return import_module("torch._meta_registrations")
-
+"""Name of PyTorch's shape function for grouped products, which older versions do not have."""
 
 DEVICE_LISTS = ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices")
 """Functions that tell optimizers and gradient clipping which devices have `foreach` and fused kernels."""

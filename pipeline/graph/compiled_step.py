@@ -7,6 +7,7 @@ the forward function and of their backward pass. Loss, optimizer, copies and mem
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -106,6 +107,7 @@ def launches_of(config: Mapping[str, Any], batch_size: int, folder: Path) -> Gra
 def _write(config: Mapping[str, Any], batch_size: int, folder: Path) -> None:
     """Write what the compiler would launch, or why it cannot compile the step. Its own files go into the folder."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    gc.disable()  # a tenth of the time, and the process ends before much is freed
     warnings.simplefilter("ignore")
     try:
         with redirect_stdout(sys.stderr):

@@ -75,14 +75,13 @@ def described(
             for each in launches:
                 at, node = len(nodes), _node(each, inside)
                 nodes.append(replace(node, node_id=at, order=at, parent_id=holder, thread=thread))
-    said = []
-    if breaks:
-        said.append(
-            f"model.compile: {breaks} graph break{'s' * (breaks > 1)}: the compiler cannot follow"
-            " the whole forward function (TORCH_LOGS=graph_breaks names the lines); between the"
-            " compiled parts, waits of the host and modules of their own count as written, and"
-            " other code is not counted"
-        )
+    broken = (
+        f"model.compile: {breaks} graph break{'s' * (breaks > 1)}: the compiler cannot follow"
+        " the whole forward function (TORCH_LOGS=graph_breaks names the lines); between the"
+        " compiled parts, waits of the host and modules of their own count as written, and"
+        " other code is not counted"
+    )
+    said = [broken] if breaks else []
     if unread := sorted(found.options - {"triton.cudagraphs"}):
         said.append(f"torch.compile: predicted as without the options {', '.join(unread)}")
     return Graph(

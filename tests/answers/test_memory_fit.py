@@ -65,6 +65,8 @@ def test_no_batch_fits_where_no_smaller_one_needs_less_or_can_be_built() -> None
 
     asked = ask(["gpu=T4", "model=dlrm_small", "batch_size=1000000"])
     assert largest_batch(asked, lambda _, size: 10**12) is None
+    one = ask(["gpu=T4", "model=dlrm_small", "batch_size=1"])
+    assert largest_batch(one, lambda _, size: {1: 10**12}[size]) is None, "asks for one size"
     prediction = predict("T4", model="dlrm_small")
     assert with_what_fits(prediction, asked, memory_bytes).largest_batch is None
 
