@@ -223,7 +223,7 @@ def _show_modules(prediction: Prediction, deepest: int, as_json: bool, as_csv: b
 def compare(
     overrides: Overrides = None,
     sort: Annotated[
-        Order | None, typer.Option(help="order of the rows, best first; else that of the overrides")
+        Order | None, typer.Option(help="order of the rows, best first (many GPUs: throughput)")
     ] = None,
     out: Annotated[
         Path | None,
@@ -270,7 +270,7 @@ def compare(
     comparison = replace(comparison, largest=_largest_batches(questions))
     if sort is not None:
         ordered = best_first(comparison.predictions, sort)
-        comparison = replace(comparison, predictions=ordered)
+        comparison = replace(comparison, predictions=ordered, arranged=True)
     if plot is not None:
         save_as(comparison.plot(), plot)
     if not printed(as_json, as_csv, *_facts(comparison)):

@@ -1,7 +1,8 @@
 """Colours of everything that is drawn but kernel families: GPUs, active and idle time, measured values.
 
 The base colours are those of Okabe and
-Ito, which are distinguishable with every common kind of colour blindness.
+Ito, which are distinguishable with every common kind of colour blindness. Blue is left to products of matrices: time in which
+any kernel runs is slate, as the bar of a step is in timelines, and series begin with other hues.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from collections.abc import Iterable
 from typing import Any
 
 SERIES = (
-    "#0072B2",
-    "#E69F00",
     "#009E73",
     "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
+    "#E69F00",
     "#000000",
+    "#56B4E9",
     "#999999",
+    "#D55E00",
     "#F0E442",
+    "#0072B2",
 )
 """Okabe and Ito's palette, for series without a colour of their own, such as GPUs in the order of the grid."""
 
-ACTIVE, IDLE, MEASURED = "#0072B2", "#BCDCF0", "#D55E00"
+ACTIVE, IDLE, MEASURED = "#3F4650", "#C9CED6", "#D55E00"
 """Active device time, idle device time, and measured values."""
 
 IDLE_STYLE: dict[str, Any] = {

@@ -130,7 +130,7 @@ class SeveralGpus:
     @property
     def rows(self) -> dict[str, str]:
         """Rows of a prediction's table: GPUs and what joins them, the time of their exchange, and what is lost to it."""
-        exposed = f"{milliseconds(self.exposed_communication_us)} exposed"
+        exposed = f"{milliseconds(self.exposed_communication_us)} exposed (nothing else runs)"
         return {
             "GPUs": f"{self.devices}, {self.nodes} x {self.cluster}",
             "layout": self.layout,

@@ -19,7 +19,7 @@ import pandas as pd
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
-from pipeline.readable import distinct
+from pipeline.readable import MOST_CARDS, distinct
 from pipeline.work import OVERRIDE
 from pipeline.yaml_text import read_mapping
 
@@ -30,6 +30,9 @@ PRICES = "prices.yaml"
 
 NAMED = 6
 """Most GPUs without a price that a note names."""
+
+ALONE = " without its machine"
+"""What to know of a price that is the GPU's alone."""
 
 GIVEN = "given"
 """Source of a price that the user gave with an override."""
@@ -52,7 +55,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def offer(self) -> str:
         """Who asks for it, where and when, in brackets; empty where the user gave it."""
-        alone = "GPU alone without its machine" if self.scope == "gpu" else ""
+        alone = f"GPU alone{ALONE}" if self.scope == "gpu" else ""
         parts = (self.provider, self.region, self.date.isoformat(), alone)
         return "" if self.source == GIVEN else f" ({', '.join(filter(None, parts))})"
 
@@ -194,10 +197,14 @@ def price_notes(
     """
     names = distinct(gpus)
     by_offer: dict[tuple[str, str], list[str]] = {}
+    many = sum(gpu in prices for gpu in names) > MOST_CARDS
     for gpu in filter(prices.get, names):
         price = prices[gpu]
         named = f"{gpu} {price.per_hour:.4g}"
-        by_offer.setdefault((price.currency, price.offer), []).append(named)
+        if many:  # one line, without whose each is
+            named += ALONE * (price.scope == "gpu")
+        offer = " (each with its source: docs/prices.md)" if many else price.offer
+        by_offer.setdefault((price.currency, offer), []).append(named)
     notes = [f"{money} per hour{offer}: {', '.join(of)}" for (money, offer), of in by_offer.items()]
     if notes and electricity:
         notes.append(f"beside that, electricity of GPUs and machines at {electricity:g} a kWh")

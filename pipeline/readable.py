@@ -75,10 +75,21 @@ def gibibytes(size: float) -> str:
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
+KINDS = {"pack": "shipped fits", "transferred": "scaled from others", "roofline": "formulas"}
+"""Words for kinds of evidence whose names say little to a newcomer; `docs/glossary.md` has both."""
+
+
+def kind_words(kind: str) -> str:
+    """A kind of evidence in words: `shipped fits extrapolated` of `pack extrapolated`."""
+    name, space, rest = kind.partition(" ")
+    return KINDS.get(name, name) + space + rest
+
+
 def shares(parts: Mapping[str, float]) -> str:
-    """Shares as text such as `fitted 92%, roofline 8%`, largest first."""
+    """Shares as text such as `fitted 92%, formulas 8%`, largest first."""
     ordered = sorted(parts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005) or "none"
+    texts = [f"{kind_words(name)} {share:.0%}" for name, share in ordered if share >= 0.005]
+    return ", ".join(texts) or "none"
 
 
 def span(low: float, high: float, unit: str = "") -> str:
@@ -98,6 +109,15 @@ def distinct(items: Iterable[Item]) -> list[Item]:
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence: `a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+MOST_CARDS = 5
+"""Number of GPUs up to which titles and lines below tables name each; of more, figures show the best."""
+
+
+def few(names: Sequence[str]) -> str:
+    """Some names, separated by commas; the number of many."""
+    return ", ".join(names) if len(names) <= MOST_CARDS else f"{len(names)} GPUs"
 
 
 UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}

@@ -19,6 +19,7 @@ import pandas as pd
 from pipeline import plotter
 from pipeline.answers.difference import Change
 from pipeline.answers.engine import Answer, engine, in_order
+from pipeline.answers.fitting_changes import SAVING, what_fits
 from pipeline.answers.step_changes import (
     CANDIDATES,
     COMPILED,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 Predict = Callable[[Sequence[Question]], Iterable[Answer]]
 
 MIN_GAIN = 0.005
-"""Least share of the step time that a line must save; smaller gains are below what the models resolve."""
+"""Least share of the time of the step that was asked for that a line must save; smaller gains are below what the models resolve."""
 
 BAR = 16
 """Letters of the bar of a step, in the table."""
@@ -52,7 +53,7 @@ SAME_STEP = 0.005
 
 @dataclass(frozen=True)
 class Gain:
-    """Share of the step time that a change saves, with the p10 and p90 of paired draws; negative if it costs time."""
+    """Share of a step's time that a change saves, with the p10 and p90 of paired draws; negative if it costs time."""
 
     share: float
     p10: float
@@ -66,24 +67,20 @@ class Gain:
     """Bytes by which the memory need grows; negative if it falls."""
 
     @classmethod
-    def between(cls, before: Prediction, after: Prediction) -> Gain:
-        """From two predictions with draws."""
+    def between(
+        cls, before: Prediction, after: Prediction, whole: Prediction | None = None
+    ) -> Gain:
+        """From predictions with draws; the share is of the time of `whole`, by default of `before`."""
+        whole = whole or before
         assert before.draws_us is not None and after.draws_us is not None
+        assert whole.draws_us is not None
         drawn_us = before.draws_us - after.draws_us
         saved_us = before.predicted_us - after.predicted_us
-        share = saved_us / before.predicted_us
-        low, high = interval(drawn_us / before.draws_us, share)
+        share = saved_us / whole.predicted_us
+        low, high = interval(drawn_us / whole.draws_us, share)
         low_us, high_us = interval(drawn_us, saved_us)
-        return cls(
-            share,
-            low,
-            high,
-            float(np.mean(drawn_us > 0)),
-            saved_us,
-            low_us,
-            high_us,
-            after.memory_bytes - before.memory_bytes,
-        )
+        faster, more = float(np.mean(drawn_us > 0)), after.memory_bytes - before.memory_bytes
+        return cls(share, low, high, faster, saved_us, low_us, high_us, more)
 
     def __str__(self) -> str:
         return f"{self.share:.1%} ({self.p10:.1%} to {self.p90:.1%})"
@@ -106,7 +103,7 @@ class Line:
     alone: Gain | None
     """Gain over the step that was asked for; None if the change needs a line above it."""
     on_top: Gain
-    """Gain over the step with the lines above it."""
+    """What it saves of the step with the lines above it, as a share of the step that was asked for: these add up."""
     changes_results: str
     evidence: Mapping[str, float]
     """Share of device time by kind of evidence, with this change on top."""
@@ -133,6 +130,8 @@ class Advice:
     """The step with all lines."""
     not_helping: tuple[Refused, ...]
     warnings: tuple[str, ...] = ()
+    fitting: tuple[str, ...] = ()
+    """For a step that does not fit: changes with which it does, and their cost in time."""
 
     @property
     def total(self) -> Gain:
@@ -152,6 +151,7 @@ class Advice:
             "lines": list(map(asdict, self.lines)),
             "not_helping": list(map(asdict, self.not_helping)),
             "warnings": list(self.warnings),
+            "fitting": list(self.fitting),
         }
 
     def changes(self) -> list[Change]:
@@ -224,6 +224,7 @@ def take_best_first(
     predicted: Callable[[Any, Sequence[Any]], Mapping[Any, Prediction]],
     apply: Callable[[Any, Any], Any],
     command: Callable[[Any, Any], str],
+    whole: Prediction | None = None,
 ) -> tuple[list[Line], Prediction, dict[Any, Gain]]:
     """Take the change that makes the step fastest, then the best on top of it, until none saves `MIN_GAIN`.
 
@@ -234,11 +235,13 @@ def take_best_first(
         predicted: predictions of a state with each change that applies to it.
         apply: the state with a change.
         command: what shows the gain of a change of a state.
+        whole: the step whose time gains are shares of; by default `before`.
 
     Returns:
         The changes in the order in which they were taken, the step with all of them, and the gain of each candidate alone.
     """
     step, left, lines, alone = before, list(candidates), list[Line](), dict[Any, Gain]()
+    whole = whole or before
     while steps := predicted(state, left):
         if not lines:
             alone = {change: Gain.between(before, after) for change, after in steps.items()}
@@ -246,7 +249,7 @@ def take_best_first(
         best = next(
             change for change in left if change in steps and steps[change].predicted_us <= limit
         )
-        gain = Gain.between(step, steps[best])
+        gain = Gain.between(step, steps[best], whole)
         if gain.share < MIN_GAIN:
             break
         step = steps[best]
@@ -333,7 +336,9 @@ def advice_for(
     lines, after, alone = take_best_first(before, asked, wanted, predicted, changed, command)
     if compiled:
         at = _with_lines(asked, wanted, lines)
-        more, after, last = take_best_first(after, at, [COMPILED], predicted, changed, command)
+        more, after, last = take_best_first(
+            after, at, [COMPILED], predicted, changed, command, before
+        )
         lines, alone = lines + [replace(line, alone=None) for line in more], alone | last
     taken = dict(line.change.split("=", 1) for line in lines)
     refused = [
@@ -344,7 +349,9 @@ def advice_for(
     refused += [
         Refused(each.text, None, reason) for each, reason in failed.items() if each not in alone
     ]
-    return Advice(before, tuple(lines), after, tuple(refused), _notes(before, lines))
+    tried = {} if before.fits else predicted(asked, [*SAVING, *wanted])
+    fits = what_fits(before, tried, asked, answering)
+    return Advice(before, tuple(lines), after, tuple(refused), _notes(before, lines), fits)
 
 
 def _with_lines(

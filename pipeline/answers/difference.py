@@ -105,19 +105,18 @@ class Difference:
             verb, of = ("save", "of") if shorter else ("add", "to")
             what = f"may {verb}" if unsure else f"{verb}s"
             what += f" {much} {of} the step"
-        points = [f"{name} {value:.0f}" for name, value in self._points(shorter)[:2]]
-        if points:
-            what += f": {', '.join([f'{points[0]} points', *points[1:]])}"
+        if parts := [f"{name} {value:.0f} %" for name, value in self._percents(shorter)[:2]]:
+            what += f": {', '.join(parts)}"
         return f"{b} {what}{ends}"
 
-    def _points(self, saved: bool) -> list[tuple[str, float]]:
-        """Percent of step A by part, of one point or more in the direction of the step; convolutions are one part."""
-        points: dict[str, float] = {}
+    def _percents(self, saved: bool) -> list[tuple[str, float]]:
+        """Percent of step A by part, of one or more in the direction of the step; convolutions are one part."""
+        percents: dict[str, float] = {}
         percent = (-100 if saved else 100) / self.a.predicted_us
         for part in (part for part in self.parts if part is not self.host):
             name = "convolutions" if part.name.startswith("conv2d") else part.label
-            points[name] = points.get(name, 0.0) + percent * part.us
-        large = ((name, value) for name, value in points.items() if value >= 1)
+            percents[name] = percents.get(name, 0.0) + percent * part.us
+        large = ((name, value) for name, value in percents.items() if value >= 1)
         return sorted(large, key=lambda item: -item[1])
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.answers.engine import Engine
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
-from pipeline.readable import distinct
+from pipeline.readable import distinct, few
 
 MOST_PREDICTED = 24
 """Number of other predictions up to which they are predicted again with the first one's host."""
@@ -44,7 +44,7 @@ def host_note(questions: Sequence[Question]) -> str | None:
         gpus_of.setdefault(question.host.name, []).append(question.gpu.name)
     if len({frozenset(gpus) for gpus in gpus_of.values()}) < 2:
         return None
-    named = "; ".join(f"{host} ({', '.join(distinct(gpus))})" for host, gpus in gpus_of.items())
+    named = "; ".join(f"{host} ({few(distinct(gpus))})" for host, gpus in gpus_of.items())
     return f"hosts differ: {named}; one host for all: host={questions[0].host.name}"
 
 

@@ -15,7 +15,7 @@ from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 from pipeline.prediction_parts import JOULES_PER_KWH
 from pipeline.question.question import Question
-from pipeline.readable import amount, duration, html_table, in_gib, listed, prefix_of, rate
+from pipeline.readable import amount, duration, html_table, in_gib, in_ms, listed, prefix_of, rate
 
 
 class Objective(StrEnum):
@@ -229,6 +229,7 @@ class Plan:
             row |= {"accumulated": f"{choice.batches} ×"} if self._accumulates else {}
             row |= {
                 "step\nms": p.step_ms,
+                "p10-p90\nms": f"{in_ms(p.p10_us)}-{in_ms(p.p90_us)}",
                 "samples/s": rate(values["samples_per_s"]),
             }
             if self.currency:
@@ -254,7 +255,7 @@ class Plan:
     @property
     def summary(self) -> str:
         """One sentence: the winner or those that tie, and how much was searched."""
-        best, found = self.best, f"({self.points:,} points, {self.predicted:,} predicted)"
+        best, found = self.best, f"({self.points:,} combinations, {self.predicted:,} predicted)"
         options = " ".join((f"batch_size={best.question.batch_size}", *best.question.overrides))
         point = f"{self.objective}: {best.question.model} on {best.question.gpu.name} {options}"
         if self.tie is not None:
@@ -263,7 +264,7 @@ class Plan:
                 for p in self.tie.predictions[1:]
             ]
             return f"a tie in {', '.join([point, *others])}; {self.tie.reason} {found}"
-        wins = "" if best.wins is None else f", best in {best.wins:.0%} of the draws"
+        wins = "" if best.wins is None else f", best in {best.wins:.0%} of draws of the errors"
         if best.meets is not None:
             wins += f", within the limits in {best.meets:.0%}"
         if lacking := best.prediction.lower_bound:

@@ -43,7 +43,11 @@ class Tie:
     @property
     def reason(self) -> str:
         """How often another point wins, if draws say it, and what decides."""
-        wins = "" if self.share is None else f"another wins in {self.share:.0%} of draws; "
+        wins = (
+            ""
+            if self.share is None
+            else f"another wins in {self.share:.0%} of draws of the errors; "
+        )
         return wins + self.why
 
     def __str__(self) -> str:

@@ -92,8 +92,9 @@ class TrackedTrace(Trace):
         if self.device in ("", "cpu"):
             raise InputError(
                 f"{self.path}: nothing ran on a GPU, so there is no kernel time to scale; predict"
-                " the step with the shapes that it ran with, which needs no trace: steptime predict"
-                " gpu=NAME model=NAME batch_size=N, or predict(model=your_module, batch=...)"
+                f" the step with the shapes that it ran with{self._first_shapes}, which needs no"
+                " trace: steptime predict gpu=NAME model=NAME batch_size=N, or"
+                " predict(model=your_module, batch=...)"
             )
         try:
             return load_gpu(self.gpu or self.device)
@@ -113,6 +114,12 @@ class TrackedTrace(Trace):
     @cached_property
     def _steps(self) -> _Steps:
         return _Steps.of(self)
+
+    @property
+    def _first_shapes(self) -> str:
+        """The first operator whose shapes were recorded, with these; empty where none were."""
+        first = self.events.loc[self.events["input_shapes"].notna(), ["name", "input_shapes"]][:1]
+        return "".join(f" ({name} {shapes})" for name, shapes in first.itertuples(index=False))
 
     def calls(self, gpu: str) -> pd.DataFrame:
         """Device calls of one iteration with their time on the origin and on `gpu`, and the method of each."""

@@ -22,6 +22,7 @@ from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 from pipeline.question.compose import parse_grid
 from pipeline.question.question import Question, ask, expand
+from pipeline.readable import gibibytes
 from pipeline.show.figures.board import check_file, save_as
 from pipeline.show.figures.costs import plan_front
 from pipeline.show.figures.waterfall import draw_advice, draw_difference
@@ -329,6 +330,10 @@ def show_advice(advice: Advice, everything: bool) -> None:
         screen.print(Text(text, style=style), soft_wrap=whole, highlight=False)
 
     say(advice.summary, "bold")
+    if not advice.before.fits:
+        need = f"{gibibytes(advice.before.memory_bytes)} do not fit {advice.before.gpu}; with"
+        ways = advice.fitting or ("no change that is known here; smaller: batch_size, model",)
+        say(f"{need} {'; '.join(ways)}", "yellow")
     if advice.lines:
         rows = [{"": str(number), **row} for number, row in enumerate(advice.rows(), 1)]
         for row in rows:
@@ -337,8 +342,8 @@ def show_advice(advice: Advice, everything: bool) -> None:
         numbers = ("", "saves\nms", "step\nms", "on top\n%", "alone\n%", "memory")
         screen.print(Catalogue(rows, least, folded=(), right=numbers), crop=False)
         say(
-            "Gains are the share of the step that is saved, with p10 and p90 of paired draws; each"
-            " is on top of those above.",
+            "Gains are shares of the step above the first line, with p10 and p90; those on top of"
+            " the lines above add up.",
             "dim",
         )
         say(f"The step above the first line has {advice.before.assumed}.", "dim")

@@ -8,15 +8,9 @@ from dataclasses import dataclass
 
 from pipeline.answers.ties import independent_share, tied_gpus, why_tied
 from pipeline.prediction import Prediction
-from pipeline.readable import distinct, gibibytes, listed, rate, span, three_digits
+from pipeline.readable import MOST_CARDS, distinct, gibibytes, listed, rate, span, three_digits
 from pipeline.show.figures.step_times import steps
-from pipeline.show.sentences import (
-    MOST_CARDS,
-    gpus_named,
-    on_hosts,
-    throughput_sentence,
-    weakest,
-)
+from pipeline.show.sentences import gpus_named, on_hosts, throughput_sentence, weakest
 
 MOST_MODELS = 3
 """Number of models that have sentences of their own."""

@@ -25,7 +25,16 @@ from pipeline.answers.ties import PER_PRICE, THROUGHPUT, Tie, grid_ties
 from pipeline.prediction import ASKED, Prediction
 from pipeline.prices import Price, one_currency, price_notes
 from pipeline.question.question import LOCAL_GPU, Question
-from pipeline.readable import distinct, html_table, in_gib, in_ms, prefix_of, rate, three_digits
+from pipeline.readable import (
+    MOST_CARDS,
+    distinct,
+    html_table,
+    in_gib,
+    in_ms,
+    prefix_of,
+    rate,
+    three_digits,
+)
 from pipeline.show.brief import brief
 from pipeline.show.comparison_columns import (
     DEFAULT,
@@ -34,7 +43,9 @@ from pipeline.show.comparison_columns import (
     exchange_cells,
     heading_of,
     left_out_first,
+    notes_of,
     own_options,
+    settings_of,
     shared_options,
     work_cells,
 )
@@ -73,6 +84,8 @@ class Comparison:
     """By model and what is compared (`THROUGHPUT` or `PER_PRICE`): points of which none is surely the best."""
     usable_bytes: Sequence[int] = ()
     """Memory of each prediction's GPU that PyTorch can use."""
+    arranged: bool = False
+    """Whether the predictions are in an order that was asked for."""
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -126,8 +139,13 @@ class Comparison:
         return [self.one_host.of(p) for p in self.predictions]
 
     @property
-    def _rows(self) -> Rows:
-        return [*self.predictions, *self.unpredicted]
+    def rows(self) -> Rows:
+        """The rows of the table: of more than `MOST_CARDS` GPUs, those of a model with most samples per second first."""
+        points = list(self.predictions)
+        if not self.arranged and len({p.gpu for p in points}) > MOST_CARDS:
+            models = distinct(p.model for p in points)
+            points.sort(key=lambda p: (models.index(p.model), -p.samples_per_s))
+        return [*points, *self.unpredicted]
 
     @cached_property
     def prices(self) -> dict[str, Price]:
@@ -141,7 +159,7 @@ class Comparison:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        heading, heads, cells = self.cells(self._rows)
+        heading, heads, cells = self.cells(rows := self.rows)
         if heading:
             yield Text(heading, style="bold")
         left_out = left_out_first(self._several)
@@ -150,13 +168,13 @@ class Comparison:
             optional=[self._header(name) for name in left_out if name != PER_PRICE or self.prices],
             folded=("options",),
             right=[head for head in heads if head not in WORDS],
-            bold=[at for at, p in enumerate(self.predictions) if self._is_top(p)],
+            bold=[at for at, p in enumerate(rows) if isinstance(p, Prediction) and self._is_top(p)],
         )
         yield table
         yield from self.notes(table.hidden(options.max_width))
 
     def _repr_html_(self) -> str:
-        heading, heads, cells = self.cells(self._rows)
+        heading, heads, cells = self.cells(self.rows)
         notes = ". ".join([heading, *(text.plain.rstrip(".") for text in self.notes(()))])
         return html_table(notes, cells, heads)
 
@@ -190,16 +208,21 @@ class Comparison:
             yield Text(", ".join(sign for sign, shown in signs.items() if shown), style="dim")
         for (model, what), tie in self.ties.items():
             if what == THROUGHPUT or priced:
-                yield Text(f"≈ {model}: a tie in {self._header(what)}: {tie}", style="dim")
+                many = len(tie.predictions)
+                named = f"{many} points; {tie.reason}" if many > MOST_CARDS else str(tie)
+                yield Text(f"≈ {model}: a tie in {self._header(what)}: {named}", style="dim")
         paid = max((p.power.electricity for p in self.predictions if p.power), default=0.0)
         for text in price_notes(self.prices, [p.gpu for p in self.predictions], paid):
             yield Text(text, style="dim")
-        yield from self._settings(
-            [*["host"] * ("host" in left_out and not self.one_host.note), *ASKED]
-        )
-        said = [text for p in self.predictions for text in p.notes]
-        for text in distinct([*said, *([self.one_host.note] if self.one_host.note else [])]):
+        hosts = ["host"] * ("host" in left_out and not self.one_host.note)
+        for text in settings_of(every, [*hosts, *ASKED]):
             yield Text(text, style="dim")
+        for text in notes_of(every):
+            yield Text(text, style="dim")
+        if self.one_host.note:
+            yield Text(self.one_host.note, style="dim")
+        if self._several and "exposed ms" not in left_out:
+            yield Text("exposed: communication while nothing else runs on a GPU", style="dim")
         for text in dict.fromkeys(text for p in self.predictions for text in p.warnings):
             warned = [p for p in self.predictions if text in p.warnings]
             of = "" if len(warned) == len(self.predictions) else f" for {self._points(warned)}"
@@ -210,7 +233,7 @@ class Comparison:
 
     def _points(self, named: Rows) -> str:
         """Rows as a note names them: the GPU and the batch size, after the model and the options where these differ."""
-        shared, models = shared_options(self._rows), {row.model for row in self._rows}
+        shared, models = shared_options(self.rows), {row.model for row in self.rows}
         texts = []
         for row in named:
             model = f"{row.model} on " if len(models) > 1 else ""
@@ -218,14 +241,6 @@ class Comparison:
             given = "" if options == DEFAULT else f" ({options})"
             texts.append(f"{model}{row.gpu} batch {row.batch_size}{given}")
         return ", ".join(dict.fromkeys(texts))
-
-    def _settings(self, keys: Sequence[str]) -> Iterator[Text]:
-        """A line for each model on what its rows are computed with: the host, or keys of `Prediction.asked`."""
-        for model in distinct(p.model for p in self.predictions):
-            used = [{"host": p.host, **p.asked} for p in self.predictions if p.model == model]
-            values = {key: distinct(filter(None, (each.get(key) for each in used))) for key in keys}
-            if settings := [f"{key} {' or '.join(of)}" for key, of in values.items() if of]:
-                yield Text(f"{model}: {', '.join(settings)}", style="dim")
 
     def _header(self, name: str) -> str:
         """The head of a column with its unit; that of samples per price names the currency."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain
 
 from pipeline.answers.engine import Answer
 from pipeline.answers.ties import PER_PRICE
 from pipeline.prediction import Prediction
-from pipeline.readable import amount, compact, in_ms
+from pipeline.readable import amount, compact, distinct, in_ms, listed
 from pipeline.work import WORK_KEYS
 
 DEFAULT = "default"
@@ -106,3 +106,22 @@ def heading_of(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[s
     named += [f"batch {cells['batch']}"] if "batch" in same else []
     options = [f"({' '.join(shared)})"] if shared else []
     return " ".join([*([", ".join(named)] if named else []), *options])
+
+
+def notes_of(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """The notes of all predictions; one that several GPUs have once, with the names of all."""
+    gpus_of: dict[str, list[str]] = {}
+    for p in predictions:
+        for text in p.notes:
+            gpus_of.setdefault(text.replace(p.gpu, "\0"), []).append(p.gpu)
+    for text, gpus in gpus_of.items():
+        yield text.replace("\0", listed(distinct(gpus)))
+
+
+def settings_of(predictions: Sequence[Prediction], keys: Sequence[str]) -> Iterator[str]:
+    """A line for each model on what its rows are computed with: the host, or keys of `Prediction.asked`."""
+    for model in distinct(p.model for p in predictions):
+        used = [{"host": p.host, **p.asked} for p in predictions if p.model == model]
+        values = {key: distinct(filter(None, (each.get(key) for each in used))) for key in keys}
+        if settings := [f"{key} {' or '.join(of)}" for key, of in values.items() if of]:
+            yield f"{model}: {', '.join(settings)}"

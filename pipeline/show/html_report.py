@@ -20,7 +20,7 @@ from pipeline.show.brief import Fact, brief, faster
 from pipeline.show.comparison import Comparison
 from pipeline.show.explore_page import STYLE, explore_part, page_points, policy_of
 from pipeline.show.figures.gallery import CATEGORIES, INDEX, NARROW_FOLDER, STEPS
-from pipeline.show.sentences import MOST_CARDS, grid_title
+from pipeline.show.sentences import grid_title
 
 TEMPLATES = "workflow/report"
 PAGE, CAPTIONS = "page.html.j2", "figures.rst"
@@ -100,11 +100,8 @@ def write_report(
 
 
 def _steps_section(comparison: Comparison) -> Section:
-    """The table of steps, with their memory, throughput and bound; of many GPUs, those with most samples per second first."""
-    points = list(comparison.predictions)
-    if len({p.gpu for p in points}) > MOST_CARDS:
-        points.sort(key=lambda p: -p.samples_per_s)
-    heading, heads, rows = comparison.cells(points)
+    """The table of steps, with their memory, throughput and bound."""
+    heading, heads, rows = comparison.cells(comparison.rows)
     sentences = [heading, *(note.plain for note in comparison.notes(()))]
     notes = " ".join(f"{text.rstrip('.')}." for text in sentences if text)
     return Section(STEPS, notes, tuple(heads), tuple(map(tuple, rows)))

@@ -35,5 +35,7 @@ def _show_table(screen: Console, plan: Plan, choices: Sequence[Choice], title: s
     rows = plan.rows(choices)
     right = [name for name in rows[0] if name not in ("GPU", "options", "bound")]
     screen.print(Text(title, style="italic"))
-    table = Catalogue(rows, optional=("memory\nGiB", "bound"), folded=("options",), right=right)
+    table = Catalogue(
+        rows, optional=("memory\nGiB", "bound", "p10-p90\nms"), folded=("options",), right=right
+    )
     screen.print(table, crop=False)

@@ -10,13 +10,10 @@ import pandas as pd
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.prediction import Prediction
 from pipeline.prediction_rows import SURENESS
-from pipeline.readable import distinct, listed, rate, span
+from pipeline.readable import MOST_CARDS, distinct, listed, rate, span
 
 ALMOST_EQUAL = 1.1
 """Ratio of two step times below which it is stated in percent."""
-
-MOST_CARDS = 5
-"""Number of GPUs of a grid that are named, and that have a bar; of more, the best have one."""
 
 MOST_NAMED = 3
 """Number of GPUs of a tie that a title names; more are counted."""

@@ -179,6 +179,18 @@ def overhead_summary(observations: pd.DataFrame) -> dict[str, dict[str, float]]:
     }
 
 
+KINDS = {
+    "T1": "host between operators (T1)",
+    "T2": "operator before its first launch (T2)",
+    "T3": "operator after its last launch (T3)",
+    "T4": "launch (T4)",
+    "T5": "operator between launches (T5)",
+    "kernel_gap": "gap between kernels",
+    "launch_latency": "launch to begin of its kernel",
+    "sync_return": "return of a wait",
+}
+"""What is observed of a trace, in words; T1 to T5 are the names of Lin et al."""
+
 PATH_PARTS = {
     "host": ("host_us",),
     "device": ("device_us",),
@@ -246,7 +258,7 @@ def table(facts: dict[str, Any], width: int = BOX_FROM) -> Table:
         out.add_section()
     for kind, values in facts["overheads"].items():
         plural = "" if values["count"] == 1 else "s"
-        label = f"{kind}: mean of {values['count']} observation{plural}"
+        label = f"{KINDS.get(kind, kind)}: mean of {values['count']} observation{plural}"
         out.add_row(label, f"{values['mean_us']:,.2f}", "", "")
     return out
 

@@ -119,6 +119,7 @@ class UserModule:
             config,
             procedure=None if self.procedure is None else self._procedure(whole),
             own_optimizers=self._optimizers(module, new),
+            seq_len=_tokens(inputs, self.batch),
         )
 
     def restore(self) -> None:
@@ -306,6 +307,14 @@ def _loss_in(output: Any) -> Tensor:
             " loss=function(output, target)"
         )
     return loss
+
+
+def _tokens(inputs: Sequence[Tensor], batch: Any) -> int | None:
+    """Tokens of a sample: the width of `input_ids`, or of whole numbers that inputs and targets both have; None without."""
+    if isinstance(batch, Mapping) and isinstance(ids := batch.get("input_ids"), Tensor):
+        inputs = [ids, ids]
+    shapes = [each.shape for each in inputs if each.dim() == 2 and not each.is_floating_point()]
+    return next((shape[1] for shape in shapes if shapes.count(shape) > 1), None)
 
 
 def _samples(batch: Any) -> int:

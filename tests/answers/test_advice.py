@@ -31,7 +31,7 @@ def advice():
 
 def test_each_line_helps_on_top_of_the_lines_above(advice):
     assert len(advice.lines) >= 2
-    left = np.prod([1 - line.on_top.share for line in advice.lines])
+    left = 1 - sum(line.on_top.share for line in advice.lines)
     assert left * advice.before.predicted_us == pytest.approx(advice.after.predicted_us)
     for line in advice.lines:
         gain = line.on_top
@@ -49,7 +49,8 @@ def test_the_command_of_a_line_shows_its_gain(advice):
         words = shlex.split(line.command)
         assert words[:2] == ["steptime", "compare"]
         before, after = engine().predict(expand(words[2:]))
-        assert Gain.between(before.prediction, after.prediction) == line.on_top
+        gain = Gain.between(before.prediction, after.prediction, advice.before)
+        assert gain == line.on_top
         assert before.prediction.predicted_us == pytest.approx(step_us)
         step_us = after.prediction.predicted_us
     assert step_us == pytest.approx(advice.after.predicted_us)
@@ -254,3 +255,12 @@ def test_a_trace_gets_advice_on_its_launches_and_waits():
     )
     kept = advise_trace(step, traced, same_results=True)
     assert "no dropout" not in {line.change for line in kept.lines}
+
+
+def test_advice_on_a_step_that_does_not_fit_says_what_does_and_its_cost():
+    advice = advice_for(
+        ask(["gpu=V100", "model=dlrm_small", "batch_size=5000000", "predict.draws=64"])
+    )
+    assert not advice.before.fits
+    (text,) = (text for text in advice.fitting if text.startswith("batch_size="))
+    assert f"batch_size={advice.before.largest_batch}: " in text and "times the time" in text

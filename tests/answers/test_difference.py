@@ -64,11 +64,11 @@ def test_parts_worked_out_by_hand() -> None:
     assert changes(diff) == pytest.approx(
         {"idle": -2_500.0, "gemm": -1_000.0, "concat": -1_000.0, "overlap": -500.0}
     )
-    assert diff.sentence == "H100 saves 50 % of the step: idle 25 points, gemm 10"
+    assert diff.sentence == "H100 saves 50 % of the step: idle 25 %, gemm 10 %"
     assert diff.step.p10_us is None and diff.notes == (
         "no intervals: one of the steps cannot be drawn again",
     )
-    assert other.diff(STEP).sentence == "V100 adds 100 % to the step: idle 50 points, gemm 20"
+    assert other.diff(STEP).sentence == "V100 adds 100 % to the step: idle 50 %, gemm 20 %"
 
 
 def test_of_collectives_the_exposed_part_counts() -> None:

@@ -39,7 +39,7 @@ def test_it_shows_steps_errors_kernels_and_gaps(artifacts: Artifacts, models: Mo
     for words in (
         "| V100 | dlrm_default | 2,048 | 6.34 |",
         "-4.8 %",
-        "pack 90%, roofline 10%",
+        "shipped fits 90%, formulas 10%",
         "| gemm | V100 |",
         "2.0 %",
         "| V100 | dlrm_default b2048 | step, overheads of this workload | 6.34 | 6.66 | -4.8 % |",

@@ -386,3 +386,15 @@ def test_a_scaler_that_pytorch_disabled_before_the_step_is_reported() -> None:
         pytest.skip("it is enabled here")
     with pytest.warns(UserWarning, match="GradScaler: it was made before the step"):
         predict("V100", **given)
+
+
+def test_tokens_of_ones_own_model_are_the_width_of_inputs_and_targets_in_whole_numbers() -> None:
+    reader = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 100))
+
+    def loss(out: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(out.flatten(0, 1), ids.flatten())
+
+    ids = torch.randint(100, (4, 16))
+    p = predict("V100", model=reader, batch=(ids, ids.clone()), loss=loss)
+    assert p.tokens_per_s == pytest.approx(16 * p.samples_per_s)
+    assert predict("V100", model=Net, batch=batch, loss=F.cross_entropy).tokens_per_s is None

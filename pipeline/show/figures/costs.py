@@ -117,9 +117,12 @@ def plan_front(plan: Plan) -> Figure:
     shown = list({choice.question: choice for choice in (*plan.front, *plan.contenders)}.values())
     priced = [choice for choice in shown if of_energy or choice.cost_per_sample is not None]
 
-    def position(choice: Choice) -> tuple[float, float]:
+    def position(choice: Choice, end_us: float = 0.0) -> tuple[float, float]:
+        """Where a point is, or would be if its step took `end_us`."""
+        longer = end_us / choice.prediction.predicted_us if end_us else 1.0
         spent = choice.cost / JOULES_PER_KWH if of_energy else choice.cost_per_sample
-        return choice.us_per_sample, 1e6 * spent if spent else choice.question.batch_size
+        time = choice.us_per_sample * longer
+        return time, 1e6 * spent * longer if spent else choice.question.batch_size
 
     shown = priced or shown
     board = Board([3.2], grid="both")
@@ -129,6 +132,10 @@ def plan_front(plan: Plan) -> Figure:
     for (gpu, colour), marker in zip(colours.items(), MARKERS * len(colours), strict=False):
         positions = [position(choice) for choice in shown if choice.question.gpu.name == gpu]
         handles += axes.plot(*zip(*positions, strict=True), marker, color=colour, label=gpu)
+        for choice in (choice for choice in shown if choice.question.gpu.name == gpu):
+            p = choice.prediction  # a longer step costs more: p10 to p90 lie on a slope
+            reach = position(choice, p.p10_us), position(choice, p.p90_us)
+            axes.plot(*zip(*reach, strict=True), ":", color=colour, linewidth=1, zorder=0)
     if priced:
         line = [position(choice) for choice in plan.front if choice in priced]
         handles += axes.plot(
@@ -144,5 +151,6 @@ def plan_front(plan: Plan) -> Figure:
     cost = f"{plan.objective.spent} of a million samples ({unit})"
     board.names(axes, "time of a million samples (s)", cost if priced else "batch size")
     board.legend(handles, [str(handle.get_label()) for handle in handles])
-    board.note(f"{plan.points:,} points, objective {plan.objective}. {'; '.join(plan.prices)}")
+    board.note(f"{plan.points:,} combinations, objective {plan.objective}. Dotted: p10 to p90.")
+    board.note("; ".join(plan.prices))
     return board.figure

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
-from pipeline.palette import SERIES
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.show.figures.board import WIDE, Board, marks, rows_height
@@ -15,12 +14,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PHASES = {
-    "forward": SERIES[4],
-    "backward": SERIES[1],
-    "communication": SERIES[3],
-    "optimizer": SERIES[2],
+    "forward": "#A9C8EA",
+    "backward": "#F0BF93",
+    "communication": "#E3A8C8",
+    "optimizer": "#A5D3B9",
 }
-"""Colours of what a stage does; `communication` is the exchange of its gradients behind the last pass."""
+"""Colours of what a stage does, as in timelines; `communication` is the exchange of its gradients behind the last pass."""
 
 
 def draw_stages(prediction: Prediction) -> Figure:
