@@ -107,7 +107,7 @@ def launches_of(config: Mapping[str, Any], batch_size: int, folder: Path) -> Gra
 def _write(config: Mapping[str, Any], batch_size: int, folder: Path) -> None:
     """Write what the compiler would launch, or why it cannot compile the step. Its own files go into the folder."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    gc.disable()  # a tenth of the time, and the process ends before much is freed
+    gc.disable()  # a twentieth of the time; the process ends before much is freed
     warnings.simplefilter("ignore")
     try:
         with redirect_stdout(sys.stderr):
