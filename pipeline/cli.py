@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from pipeline.answers.answer_files import write_answers
 from pipeline.answers.engine import STEPS, engine
+from pipeline.answers.memory_course import memory_course
 from pipeline.answers.memory_fit import largest_batch
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
@@ -184,16 +185,18 @@ def predict(
         answer = engine(**results).predict_one(question)
         prediction = answer.whole()
         if timeline is not None:
-            if answer.timeline is None:
+            if answer.timeline is None or answer.calls is None:
                 raise InputError(
                     "gpu=local: the pipeline writes this timeline, timeline.html beside its summary"
                 )
+            course = memory_course(question, answer.timeline, answer.calls)
             write_timeline(
                 answer.timeline,
                 timeline,
                 answer.calls,
                 beside=answer.other_rank,
                 title=question.title,
+                memory=None if course is None else course.drawn(),
             )
     if roofline is not None:
         save_as(prediction.plot("roofline"), roofline)

@@ -7,6 +7,7 @@ fused operator has no temporaries of its parts. `torch.distributed._tools.mem_tr
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -14,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -34,6 +36,9 @@ def _flash_backward(_: Tensor, query: Tensor, *rest: Any) -> int:
     """Sums of the query's gradient and one number per row, in fp32: `mha_bwd` in ATen's flash_attn/flash_api.cpp."""
     return 4 * (query.numel() + query.numel() // query.shape[-1])
 
+
+PHASE_MARK = re.compile(r"## (\w+) ##")
+"""Name of the record that begins a phase of the step."""
 
 KERNEL_BYTES: Mapping[str, Callable[..., int]] = {
     "steptime_attention::flash_backward": _flash_backward
@@ -64,6 +69,12 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._patches = ExitStack()
         self._changes: list[int] = []
         self._frees: list[bool] = []
+        self._phases: list[str] = [""]
+        """Phase of each operator so far, the last of the one that runs."""
+        self._born: dict[int, int] = {}
+        """Number of the operator that made each storage that is alive, by its identity."""
+        self._lives: list[tuple[int, int, int]] = []
+        """Bytes of each storage that is gone, and the operators that made it and after which it was freed."""
         self.added = 0
         """Bytes alive now of what the body has made."""
 
@@ -87,6 +98,8 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator and count its results; views and in-place results share a storage that is counted already."""
         if any(map(is_shared, types)):  # its parts run next
             return NotImplemented
+        mark = PHASE_MARK.fullmatch(str(args[0])) if func.namespace == "profiler" else None
+        self._phases.append(mark[1] if mark else self._phases[-1])
         self.hold(tree_leaves((args, kwargs)), made_earlier=True)
         result = func(*args, **(kwargs or {}))
         self.hold(tree_leaves(result))
@@ -94,6 +107,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             size = needs(*args)
             self._note(size, False)
             self._note(-size, True)
+            self._lives.append((size, self._now, self._now))
         return result
 
     def hold(self, tensors: Iterable[object], made_earlier: bool = False) -> None:
@@ -107,6 +121,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, storage: Any, key: int, made_earlier: bool) -> None:
         """Count a storage from now on."""
         self._alive[key] = storage.nbytes()
+        self._born[key] = 0 if made_earlier else self._now
         if made_earlier:
             self._earlier.append(storage.nbytes())
         else:
@@ -117,6 +132,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _drop(self, key: int, made_earlier: bool) -> None:
         size = self._alive.pop(key)
+        self._lives.append((size, self._born.pop(key), self._now))
         self._makers.pop(key, None)
         self.added -= 0 if made_earlier else size
         self._note(-size, True)
@@ -132,6 +148,32 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive[key] = size
         self.added += change
         self._note(change, change < 0)
+
+    @property
+    def _now(self) -> int:
+        return len(self._phases) - 1
+
+    def course(self) -> pd.DataFrame:
+        """What is alive while each operator runs, bytes by kind, and the phase of the operator.
+
+        What the forward pass leaves for the backward pass are activations, what the backward pass leaves (or was there before)
+        gradients, and all else temporaries.
+        """
+        phase, last = np.array(self._phases), len(self._phases)
+        alive = [(size, self._born[key], last) for key, size in self._alive.items()]
+        size, born, freed = np.array([*self._lives, *alive], np.int64).reshape(-1, 3).T
+        back = np.flatnonzero(phase == "backward")
+        begin, end = (back[0], back[-1]) if len(back) else (last, last)
+        gradient = (freed > end) & (born >= begin) & (born <= end) | (born == 0)
+        saved = (born < begin) & (freed >= begin) & ~gradient
+        kinds = {"gradients": gradient, "activations": saved, "temporaries": ~(gradient | saved)}
+        columns = {}
+        for kind, chosen in kinds.items():
+            change = np.zeros(last + 2, np.int64)
+            np.add.at(change, born[chosen], size[chosen])
+            np.add.at(change, freed[chosen] + 1, -size[chosen])
+            columns[kind] = np.cumsum(change)[:last]
+        return pd.DataFrame({"phase": phase, **columns})
 
     def _note(self, change: int, frees: bool) -> None:
         self._changes.append(change)
@@ -197,8 +239,11 @@ def memory_need(
         step.after_forward = nullcontext
     kept = step.parameters_bytes + step.buffers_bytes
     beside = kept + optimizer + step.sparse_gradient_bytes
+    course = live.course()
+    course["gradients"] += step.sparse_gradient_bytes
     if not step.copies:  # the batch is on the device before the step, and stays there
         beside += step.input_bytes
+        course["activations"] += step.input_bytes
     peaks = tuple(beside + size for size in live.peaks)
     return Memory(
         kept,
@@ -209,6 +254,7 @@ def memory_need(
         max(peaks),
         *(saved[0] if saved else (0, {})),
         peaks,
+        course,
     )
 
 

@@ -185,7 +185,8 @@ class Memory:
     kept: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     """`saved` by path of the module whose forward pass made it; outside modules the path is empty."""
     peaks: tuple[int, ...] = field(default=(), compare=False, repr=False)
-    """In a step that was just captured: the bytes alive each time before something is freed."""
+    course: pd.DataFrame | None = field(default=None, compare=False, repr=False)
+    """In a step that was just captured: the bytes alive before something is freed; and those by kind (`LiveMemory.course`)."""
 
     @property
     def activations(self) -> int:
@@ -194,7 +195,7 @@ class Memory:
 
     def facts(self) -> dict[str, Any]:
         """What a file keeps."""
-        return {name: value for name, value in vars(self).items() if name != "peaks"}
+        return {key: value for key, value in vars(self).items() if key not in ("peaks", "course")}
 
 
 @dataclass

@@ -16,7 +16,7 @@ import gzip
 import html
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -58,6 +58,7 @@ def write_timeline(
     beside: Sequence[Event] = (),
     title: str = "Predicted step",
     measured_us: Sequence[float] = (),
+    memory: Mapping[str, Any] | None = None,
 ) -> None:
     """Write one or several steps (their first draws).
 
@@ -70,6 +71,7 @@ def write_timeline(
         beside: events of other rows on the same time axis, such as the measured step.
         title: title of the page.
         measured_us: measured time of each step, to draw the difference.
+        memory: what is alive over the step, for a page (`MemoryCourse.drawn`).
 
     Raises:
         SteptimeError: the file cannot be written.
@@ -77,7 +79,7 @@ def write_timeline(
     events = timeline_events(timeline, calls, names, beside, measured_us)
     for file in [Path(path)] if isinstance(path, (str, Path)) else map(Path, path):
         if file.suffix == ".html":
-            content = page(events, title).encode()
+            content = page(events, title, memory).encode()
         else:
             content = orjson.dumps(
                 {"schemaVersion": 1, "displayTimeUnit": "ns", "traceEvents": events}
@@ -88,10 +90,10 @@ def write_timeline(
             )
 
 
-def page(events: Sequence[Event], title: str) -> str:
+def page(events: Sequence[Event], title: str, memory: Mapping[str, Any] | None = None) -> str:
     """The page of a list of trace events (`timeline_events`)."""
     data = (
-        orjson.dumps(page_data(events, title)).decode().replace("<", "\\u003c")
+        orjson.dumps(page_data(events, title) | {"memory": memory}).decode().replace("<", "\\u003c")
     )  # no tag can end the script
     template = TEMPLATE.read_text(encoding="utf-8")
     return template.replace("{{title}}", html.escape(title)).replace("{{data}}", data)

@@ -277,3 +277,16 @@ def test_every_weight_and_input_takes_a_block_of_the_allocator() -> None:
     with torch.no_grad(), LiveMemory([x, *layer.parameters()]) as live:
         layer(x)
     assert live.blocks == 4
+
+
+@pytest.mark.parametrize("words", SMALL[1:3])
+def test_what_is_alive_by_kind_adds_up_to_the_peak(words: str) -> None:
+    memory = memory_of_workload(*config_of(words))
+    course = memory.course
+    assert course is not None
+    alive = course.drop(columns="phase").sum(axis=1)
+    assert memory.parameters + memory.optimizer + alive.max() == memory.peak
+    assert course["gradients"].max() == memory.gradients
+    begin = course.index[course["phase"] == "backward"][0]
+    assert course["activations"][begin] == memory.saved
+    assert course["activations"].iloc[-1] == 4, "the loss"
