@@ -139,7 +139,7 @@ def by_module(modules: pd.DataFrame, prediction: Prediction, depth: int) -> Rend
         for level, name, cells in _equal_merged(rows, 0)
     ]
     table = Catalogue(
-        cells, optional=("bytes\nGB", "params\nM", "kept\nMiB"), folded=(), right=numbers
+        cells, optional=("bytes\nGB", "params\nM", "kept\nMiB"), folded=("evidence",), right=numbers
     )
     deepest = modules["depth"].max()
     deeper = (
