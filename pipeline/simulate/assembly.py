@@ -10,6 +10,7 @@ import pandas as pd
 
 from pipeline.arrays import Array, Flags, Ints, Texts
 from pipeline.errors import TableError
+from pipeline.graph.compiled_functions import BACKWARD, FORWARD
 from pipeline.graph.device_calls import stream_waits
 from pipeline.hardware.rank_layout import COMPUTING_STREAM
 from pipeline.overheads.overhead_model import (
@@ -23,7 +24,7 @@ from pipeline.overheads.overhead_model import (
 from pipeline.simulate.program import Items, Kind, Program
 from pipeline.trace.kineto_fields import CPU_API, SYNC_APIS
 
-HOST_EVIDENCE = ("measured", "shared", "transferred")
+HOST_EVIDENCE = ("measured", "shared", "transferred", "assumed")
 """Kinds of evidence of host times, best first."""
 
 
@@ -332,14 +333,17 @@ class HostTimes:
         kinds = np.where(np.array(own)[which] & (known != "shared"), 0, 1)
         kinds = np.append(np.where(known == "transferred", 2, kinds), 2)
         n_items = len(self.sequence.items.node)
-        per_item, unmatched = np.zeros((n_items, 3)), 0.0
+        per_item, unmatched = np.zeros((n_items, len(HOST_EVIDENCE))), 0.0
+        items = map(str, self.sequence.items.name)
+        compiled = np.array([name.startswith((FORWARD, BACKWARD)) for name in items], bool)
         for looked_up, owner in self.lookups:
-            kind = kinds[looked_up.row]
-            kind = np.where((looked_up.level >= GLOBAL) & (kind == 0), 1, kind)
+            kind, of_others = kinds[looked_up.row], looked_up.level >= GLOBAL
+            kind = np.where(of_others & (kind == 0), 1, kind)
+            kind = np.where(of_others & compiled[owner], 3, kind)
             np.add.at(per_item, (owner, kind), looked_up.value_us)
-            unmatched += float(looked_up.value_us[looked_up.level >= GLOBAL].sum())
+            unmatched += float(looked_up.value_us[of_others].sum())
         total = float(per_item.sum())
-        shares = per_item.sum(axis=0) / total if total else np.array([1.0, 0.0, 0.0])
+        shares = per_item.sum(axis=0) / total if total else np.eye(len(HOST_EVIDENCE))[0]
         names = (
             np.array(HOST_EVIDENCE, object)[np.argmax(per_item, axis=1)]
             if n_items
