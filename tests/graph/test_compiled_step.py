@@ -145,7 +145,7 @@ def test_a_given_module_is_compiled_and_advised_to_be_and_its_loss_is_not() -> N
     assert len(calls) < len(eager.calls[eager.calls["family"].notna()])
     assert "loss" in set(calls["phase"]) and "fused" in set(calls["family"])
     assert compiled.memory_bytes == eager.memory_bytes
-    assert compiled.host_evidence["assumed"] > 0.2 and "assumed" not in eager.host_evidence
+    assert compiled.host_evidence["assumed"] > 0.1 and "assumed" not in eager.host_evidence
 
 
 @pytest.mark.parametrize(
