@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -27,6 +28,9 @@ settings.register_profile(
 )
 settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile("repeatable")
+
+# a worker holds millions of objects of PyTorch, which collections search: with fewer of them the suite takes a fifth less time
+gc.set_threshold(50_000, 20, 20)
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
