@@ -23,6 +23,16 @@ SERIES = (
 )
 """Okabe and Ito's palette, for series without a colour of their own, such as GPUs in the order of the grid."""
 
+PHASES = {
+    "inputs": "#E9DFA3",
+    "forward": "#A9C8EA",
+    "loss": "#C9B4E8",
+    "backward": "#F0BF93",
+    "communication": "#E3A8C8",
+    "optimizer": "#A5D3B9",
+}
+"""Colour of each phase of a step, in timelines and in figures."""
+
 ACTIVE, IDLE, MEASURED = "#3F4650", "#C9CED6", "#D55E00"
 """Active device time, idle device time, and measured values."""
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from pipeline import plotter
 from pipeline.answers.difference import Change
-from pipeline.answers.engine import Answer, engine, in_order
+from pipeline.answers.engine import Answer, each_once, engine
 from pipeline.answers.fitting_changes import SAVING, what_fits
 from pipeline.answers.step_changes import (
     CANDIDATES,
@@ -315,7 +315,7 @@ def advice_for(
             "advise needs predictions of changes: name a GPU instead of gpu=local, such as gpu=V100"
         )
 
-    answering = predicting or engine().predict
+    answering = each_once(predicting or engine().predict)
     (first,) = answering([asked])
     before, failed = first.whole(), dict[Candidate, str]()
 
@@ -323,7 +323,7 @@ def advice_for(
         ready = [each for each in candidates if each not in failed and applies(each, at)]
         questions = [changed(at, each) for each in ready]
         predictions = {}
-        for each, answer in zip(ready, in_order(questions, answering(questions)), strict=True):
+        for each, answer in zip(ready, answering(questions), strict=True):
             if answer.prediction is None:
                 failed[each] = str(answer.reason)
             else:

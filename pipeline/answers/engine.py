@@ -12,7 +12,7 @@ Where steps and models come from is the caller's choice. Commands and Python tak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -378,3 +378,17 @@ def in_order(questions: Sequence[Question], answers: Iterable[Answer]) -> list[A
     """The answers in the order of the questions."""
     answer_of = {answer.question: answer for answer in answers}
     return [answer_of[question] for question in questions]
+
+
+def each_once(
+    predict: Callable[[Sequence[Question]], Iterable[Answer]],
+) -> Callable[[Sequence[Question]], list[Answer]]:
+    """Answers in the order of the questions; a question that comes again is not predicted again."""
+    known: dict[Question, Answer] = {}
+
+    def answers(questions: Sequence[Question]) -> list[Answer]:
+        new = [question for question in questions if question not in known]
+        known.update(zip(new, in_order(new, predict(new)), strict=True))
+        return [known[question] for question in questions]
+
+    return answers

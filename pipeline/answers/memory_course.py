@@ -71,7 +71,8 @@ def memory_course(
     table = course.drop(columns="phase").assign(us=us, **fixed)
     total = table[KINDS].sum(axis=1)
     at = int(total.argmax())
-    module = calls["module"].fillna("").iloc[call[place[at]]] if "module" in calls else ""
+    begun = "module" in calls and place[at] >= 0
+    module = calls["module"].fillna("").iloc[call[place[at]]] if begun else ""
     says = f"{gibibytes(total[at])} at the peak, in {course['phase'].iloc[at] or 'the inputs'}"
     says += f" of {module}" if module else ""
     # the largest of the moments with one time

@@ -49,8 +49,8 @@ Set from sums over whole models that were measured in another run on the GPUs of
 the session's (`python -m evaluation.checks.session_fit`, docs/notes/kernels.md)."""
 
 CODE_SD = 0.285
-"""Standard deviation of log step time by the code of a framework and the network of a cluster, which nobody describes, where ranks
-share a model or its weights: to the slow side alone, because to the fast side the errors of kernels suffice. Set so that p90 is the
+"""Standard deviation of log step time where ranks share a model or its weights: by the code of a framework and the network of a
+cluster, which nobody describes. It is to the slow side alone, because to the fast side the errors of kernels suffice. p90 is so the
 90th percentile of published steps, each source and GPU of equal weight: every second model of it (docs/accuracy/many_gpus.md)."""
 
 MAX_KERNEL_SIGMA = 1.5

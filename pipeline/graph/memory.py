@@ -38,7 +38,7 @@ def _flash_backward(_: Tensor, query: Tensor, *rest: Any) -> int:
 
 
 PHASE_MARK = re.compile(r"## (\w+) ##")
-"""Name of the record that begins a phase of the step."""
+"""Name of the record that begins a phase of the step. `zero_grad` comes first, and is apart here: graphs count it as optimizer."""
 
 KERNEL_BYTES: Mapping[str, Callable[..., int]] = {
     "steptime_attention::flash_backward": _flash_backward

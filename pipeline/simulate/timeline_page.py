@@ -26,6 +26,7 @@ import orjson
 import pandas as pd
 
 from pipeline.families import COLOURS
+from pipeline.palette import PHASES
 from pipeline.schemas import atomic_path
 from pipeline.simulate.chrome_trace import Event
 from pipeline.simulate.step_rows import EARLIER, PHASE_NAMES
@@ -96,7 +97,10 @@ def page(events: Sequence[Event], title: str, memory: Mapping[str, Any] | None =
         orjson.dumps(page_data(events, title) | {"memory": memory}).decode().replace("<", "\\u003c")
     )  # no tag can end the script
     template = TEMPLATE.read_text(encoding="utf-8")
-    return template.replace("{{title}}", html.escape(title)).replace("{{data}}", data)
+    texts = {"title": html.escape(title), "phases": orjson.dumps(PHASES).decode(), "data": data}
+    for name, text in texts.items():
+        template = template.replace(f"{{{{{name}}}}}", text)
+    return template
 
 
 def page_data(events: Sequence[Event], title: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ def test_memory_stands_on_the_time_of_the_gpu_and_names_the_module_of_its_peak()
     assert course is not None and " at the peak, in " in course.says
     us, total = course.table["us"], course.table[KINDS].sum(axis=1)
     assert us.is_monotonic_increasing and us.iloc[-1] <= answer.timeline.device_end.max()
+    assert len(us) > 50 and "in backward of Dlrm" in course.says, "operators stand in their phase"
     assert total.max() <= answer.whole().memory_bytes <= course.usable_bytes
     drawn = course.drawn()
     assert len(drawn["at"]) == len(drawn["kinds"]["weights"]) == len(course.table)

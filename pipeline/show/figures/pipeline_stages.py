@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
+from pipeline.palette import PHASES
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.show.figures.board import WIDE, Board, marks, rows_height
@@ -13,17 +14,11 @@ from pipeline.simulate.schedule import idle_shares
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PHASES = {
-    "forward": "#A9C8EA",
-    "backward": "#F0BF93",
-    "communication": "#E3A8C8",
-    "optimizer": "#A5D3B9",
-}
-"""Colours of what a stage does, as in timelines; `communication` is the exchange of its gradients behind the last pass."""
-
 
 def draw_stages(prediction: Prediction) -> Figure:
     """The passes of all stages of a pipeline, a row each; white: the bubble.
+
+    `communication` is the exchange of a stage's gradients behind its last pass.
 
     Raises:
         InputError: the step has no pipeline.
@@ -36,13 +31,13 @@ def draw_stages(prediction: Prediction) -> Figure:
     board = Board([rows_height(names, WIDE)])
     (axes,) = board.panels
     board.label_rows(axes, names)
-    for phase, colour in PHASES.items():
+    shown = {phase: PHASES[phase] for phase in PHASES if phase in set(table["phase"])}
+    for phase, colour in shown.items():
         for stage in idle:
             own = table[(table["phase"] == phase) & (table["stage"] == stage)]
             begin, length = own["begin_us"], own["end_us"] - own["begin_us"]
             spans = list(zip(begin / 1000, length / 1000, strict=True))
             axes.broken_barh(spans, (stage - 0.4, 0.8), color=colour, ec="white", lw=0.4)
-    shown = {phase: PHASES[phase] for phase in PHASES if phase in set(table["phase"])}
     board.legend(marks(shown.values()), list(shown))
     board.names(axes, "time of one step (ms)")
     board.number_ticks(axes)
