@@ -38,7 +38,7 @@ local: setup unlock ## the pipeline: predict on a measured GPU (or a V100), then
 	@$(BIN)/snakemake --config $(EXAMPLE)
 	@$(BIN)/snakemake --config gpu=local model=dlrm_small
 
-# one worker per core, at most 16: each takes 1 GB of memory, and the longest module ends the run; a module stays on one
+# one worker per core, at most 16: each takes 2 GB of memory, and the longest module ends the run; a module stays on one
 # worker, because its tests share what its fixtures made
 test: setup ## the whole test suite, on all cores
 	@$(BIN)/python -m pytest -q -n logical --maxprocesses 16 --dist loadscope

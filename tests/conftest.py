@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import random
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before NumPy and torch are imported, and passed on to every process that a test starts. `make test` runs one worker per
@@ -51,6 +53,15 @@ def pytest_unconfigure() -> None:
 def _fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _large_blocks_are_given_back() -> Iterator[None]:
+    """Undo `keep_memory_mapped` of a test that measures: the heap of a worker would grow until it cannot be forked."""
+    yield
+    mmap_max, default = -4, 65_536  # glibc's malloc.h
+    if sys.platform == "linux":
+        ctypes.CDLL(None).mallopt(mmap_max, default)
 
 
 @pytest.fixture(scope="session")

@@ -91,7 +91,12 @@ def launches_of(config: Mapping[str, Any], batch_size: int, folder: Path) -> Gra
     process = multiprocessing.get_context("fork").Process(
         target=_write, args=(config, batch_size, folder)
     )
-    process.start()
+    try:
+        process.start()
+    except OSError as error:
+        raise SteptimeError(
+            f"model.compile=true: the process of the compiler cannot start: {error}"
+        ) from error
     process.join()
     error, made = folder / "error.txt", folder / "graph.parquet"
     if error.exists():

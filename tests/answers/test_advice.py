@@ -259,7 +259,15 @@ def test_a_trace_gets_advice_on_its_launches_and_waits():
 
 def test_advice_on_a_step_that_does_not_fit_says_what_does_and_its_cost():
     advice = advice_for(
-        ask(["gpu=V100", "model=dlrm_small", "batch_size=5000000", "predict.draws=64"])
+        ask(
+            [
+                "gpu=V100",
+                "gpu.memory_gib=2",
+                "model=dlrm_small",
+                "batch_size=300000",
+                "predict.draws=64",
+            ]
+        )
     )
     assert not advice.before.fits
     (text,) = (text for text in advice.fitting if text.startswith("batch_size="))
