@@ -93,10 +93,10 @@ def launches_of(config: Mapping[str, Any], batch_size: int, folder: Path) -> Gra
     )
     try:
         process.start()
-    except OSError as error:
+    except OSError as refused:
         raise SteptimeError(
-            f"model.compile=true: the process of the compiler cannot start: {error}"
-        ) from error
+            f"model.compile=true: the process of the compiler cannot start: {refused}"
+        ) from refused
     process.join()
     error, made = folder / "error.txt", folder / "graph.parquet"
     if error.exists():

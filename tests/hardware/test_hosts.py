@@ -22,7 +22,10 @@ from pipeline.paths import config_files
 from pipeline.question.question import ask, expand
 from pipeline.show.catalogue import host_rows
 
-ORDER = ("pascal", "volta", "turing", "ampere", "cdna2", "ada", "hopper", "cdna3", "blackwell")
+ORDER = (
+    *("maxwell", "pascal", "volta", "turing", "ampere"),
+    *("cdna2", "ada", "hopper", "cdna3", "blackwell"),
+)
 """Architectures by year."""
 
 DDP = {"model": "dlrm_ddp", "batch_size": 512}
