@@ -301,6 +301,7 @@ def test_values_of_python_are_written_as_overrides():
 
 def test_a_pattern_stands_for_all_names_that_fit_it():
     assert [point.gpu.name for point in expand(["gpu=glob(*100)"])] == [
+        "B100",
         "GV100",
         "H100",
         "P100",
