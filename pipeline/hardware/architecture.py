@@ -49,6 +49,7 @@ class Architecture:
     recent_start: bool
     newer_convolutions: bool
     half_gathers: bool
+    pascal_kernels: bool
     max_pooling: str
     tiles: tuple[str, ...]
     boxes: tuple[tuple[int, int, int], ...]

@@ -135,11 +135,6 @@ class GpuSpec:
         return architecture_row(self.architecture, self.compute_capability)
 
     @property
-    def runs_pascals_kernels(self) -> bool:
-        """Whether libraries choose the kernels that they choose on Pascal."""
-        return self.architecture in ("maxwell", "pascal")
-
-    @property
     def limits(self) -> Architecture | None:
         """Allocation units and lanes of the architecture; None for an architecture without a table row (a CPU)."""
         return stated_row(self.architecture, self.compute_capability)

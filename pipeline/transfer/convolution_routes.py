@@ -89,7 +89,7 @@ class _Convolutions:
     @property
     def pascal(self) -> float:
         """Whether the GPU runs the kernels of Pascal, as a feature."""
-        return float(self.gpu.runs_pascals_kernels)
+        return float(self.gpu.generation.pascal_kernels)
 
     def per_l2(self, size: Array) -> Array:
         """Logarithm of bytes over the L2 size."""

@@ -162,7 +162,7 @@ def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, A
     f["squareness"] = np.log(m / k)
     f["pascal"] = np.full(
         d.rows,
-        float(gpu.runs_pascals_kernels),
+        float(gpu.generation.pascal_kernels),
     )
     if family == "conv2d_forward":
         f |= _image(d, shape, gpu)

@@ -70,7 +70,7 @@ def batched_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Algorithm]:
             np.log1p(traffic / gpu.l2_bytes),
             np.log1p(panels / gpu.l2_bytes),
             *_tile_shape(tile),
-            float(gpu.runs_pascals_kernels),
+            float(gpu.generation.pascal_kernels),
         )
         flops = 2.0 * tiling.blocks * high * wide * deep if able else np.full(d.rows, np.inf)
         tiles[name] = Algorithm(
