@@ -23,13 +23,14 @@ from pipeline.answers.engine import STEPS, engine
 from pipeline.answers.memory_course import memory_course
 from pipeline.answers.memory_fit import largest_batch
 from pipeline.errors import InputError, SteptimeError
+from pipeline.paths import check_file
 from pipeline.prediction import Prediction
 from pipeline.prices import no_price, price_of
 from pipeline.question.question import Question, ask, expand
 from pipeline.readable import distinct
 from pipeline.show.comparison import Comparison, compared
 from pipeline.show.comparison_columns import Order, best_first
-from pipeline.show.figures.board import check_file, save_as
+from pipeline.show.figures.board import save_as
 from pipeline.show.tables import by_module, console, show_one
 from pipeline.simulate.timeline_page import KINDS as TIMELINES
 from pipeline.simulate.timeline_page import write_timeline
@@ -180,9 +181,9 @@ def predict(
         raise InputError(f"--depth {depth}: modules are shown with --by module")
     check_file(timeline, "--timeline", TIMELINES)
     check_file(roofline, "--roofline")
-    question = ask(texts)
+    question, detail = ask(texts), any((timeline, roofline, by))
     with working("predicting"):
-        answer = engine(**results).predict_one(question)
+        answer = engine(**results).predict_one(question, detail)
         prediction = answer.whole()
         if timeline is not None:
             if answer.timeline is None or answer.calls is None:

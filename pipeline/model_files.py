@@ -245,15 +245,18 @@ MANIFEST = "pack.json"
 SHARED = "."
 """Name that `check_pack` accepts for the single files that ship for all GPUs."""
 
+HALF = "half"
+"""Folder of the packs of bf16 products, one for each GPU."""
+
 TRANSFER = transfer_dir().name
 """Name that `check_pack` accepts for the cross-GPU models, which predict GPUs without samples."""
 
 
-def list_packs() -> list[str]:
-    """GPUs that have a shipped pack."""
+def list_packs(folder: str = "") -> list[str]:
+    """GPUs that have a shipped pack; in the folder `HALF`, one of bf16 products."""
     return sorted(
         path.parent.name
-        for path in packs_dir().glob(f"*/{MANIFEST}")
+        for path in (packs_dir() / folder).glob(f"*/{MANIFEST}")
         if path.parent.name != TRANSFER
     )
 

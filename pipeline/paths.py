@@ -6,12 +6,12 @@ Only this module defines file names; rules, scripts and the command line use it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, InputError
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -20,6 +20,9 @@ CAMPAIGN = "manifest.json"
 
 KINETO, EXECUTION_TRACE = "kineto.json.gz", "execution_trace.json.gz"
 """The two trace files of a measured step."""
+
+FIGURES = ("svg", "png")
+"""Kinds of files of a figure."""
 
 USER_GROUPS = ("gpu", "host", "cluster", "experiment")
 """Config groups of which a user may have files elsewhere: in a folder (`user_config_dir`), or given by path."""
@@ -193,3 +196,23 @@ class Artifacts:
     def overhead_samples(self, gpu: str) -> str:
         """Raw overhead observations of a GPU's host."""
         return f"{self.root}/{gpu}/overhead_samples.parquet"
+
+
+def check_file(path: Path | None, option: str, kinds: Sequence[str] = FIGURES) -> None:
+    """Refuse a file that cannot be written, before the work.
+
+    Args:
+        path: the file; None for none.
+        option: the option that names it.
+        kinds: endings that its name may have.
+
+    Raises:
+        InputError: it has another ending, or its folder does not exist.
+    """
+    if path is None:
+        return
+    endings = tuple(f".{kind}" for kind in kinds)
+    if not path.name.endswith(endings):
+        raise InputError(f"{option} {path}: give a name that ends in {' or '.join(endings)}")
+    if not path.parent.is_dir():
+        raise InputError(f"{option} {path}: there is no folder {path.parent}")

@@ -20,12 +20,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from evaluation.published.aiconfigurator import TABLES, read_products
-from pipeline.answers.gap_models import FAMILY, FOLDER, measured_gpus
+from pipeline.answers.gap_models import FAMILY
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.transferred_models import transferred_models
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.physics import Physics
+from pipeline.model_files import HALF, list_packs
 from pipeline.paths import packs_dir
 from pipeline.transfer.shipped_models import tensor_model
 
@@ -80,9 +81,9 @@ def print_errors(gpus: Sequence[str]) -> None:
 
 def fitted(gpu: str) -> list[str]:
     """GMAE, MAPE and coverage in % of the GPU's own model; empty cells without one."""
-    if gpu not in measured_gpus():
+    if gpu not in list_packs(HALF):
         return ["", "", ""]
-    description = packs_dir() / FOLDER / gpu / "kernels" / FAMILY / "family.json"
+    description = packs_dir() / HALF / gpu / "kernels" / FAMILY / "family.json"
     metrics = json.loads(description.read_text(encoding="utf-8"))["metrics"]
     digits = {"gmae": 2, "mape": 1, "coverage": 0}
     return [f"{100 * metrics[key]:.{places}f}" for key, places in digits.items()]

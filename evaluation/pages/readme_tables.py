@@ -23,10 +23,9 @@ from evaluation.pages.accuracy_tables import (
     page_tables,
 )
 from evaluation.pages.markdown import rewrite, whole_text
-from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.errors import InputError, SteptimeError
 from pipeline.kernels.estimate import FILE as SESSIONS
-from pipeline.model_files import list_packs, model_folders, read_by_gpu
+from pipeline.model_files import HALF, list_packs, model_folders, read_by_gpu
 from pipeline.paths import datasets_dir, packs_dir, project_dir, transfer_dir
 from pipeline.show import run_snakemake as snakemake
 from pipeline.show.figures.board import save
@@ -43,7 +42,7 @@ RULES_PAGE, RULES_MARKER = "ARCHITECTURE.md", "rules"
 def shipped_families() -> list[tuple[str, Path]]:
     """(GPU, model folder) of every shipped family. A GPU with samples of only one dtype has the dtype in its name."""
     packs = {gpu: gpu for gpu in list_packs()} | {
-        f"{gpu} (bf16)": f"{FOLDER}/{gpu}" for gpu in measured_gpus()
+        f"{gpu} (bf16)": f"{HALF}/{gpu}" for gpu in list_packs(HALF)
     }
     return [(name, folder) for name, pack in packs.items() for folder in model_folders(pack)]
 

@@ -23,19 +23,19 @@ import numpy as np
 import pandas as pd
 
 from pipeline.answers.kernel_predictor import CARD_SD, on_slowest_card
-from pipeline.answers.limited_step import (
-    Stages,
-    limited,
-    stage_of_all,
-    stages_of_roles,
-    stages_of_schedule,
-)
 from pipeline.answers.loading import within_loading
 from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.model_sources import AvailableModels, Models, device_key
 from pipeline.answers.role_step import RolesStep, predict_roles
 from pipeline.answers.scheduled_step import Piece, ScheduledStep, exchanges, predict_scheduled
 from pipeline.answers.step_errors import interval, keyed_normals
+from pipeline.answers.step_power import (
+    Stages,
+    limited,
+    stage_of_all,
+    stages_of_roles,
+    stages_of_schedule,
+)
 from pipeline.answers.step_prediction import (
     SimulatedStep,
     StepParts,

@@ -47,8 +47,15 @@ from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fused_attention import FAMILY as ATTENTION
 from pipeline.kernels.fused_attention import AttentionModel, FittedAttention
 from pipeline.kernels.physics import Physics
-from pipeline.model_files import MANIFEST, SHARED, TRANSFER, pack_models, read_by_gpu, shipped_file
-from pipeline.paths import packs_dir
+from pipeline.model_files import (
+    HALF,
+    SHARED,
+    TRANSFER,
+    list_packs,
+    pack_models,
+    read_by_gpu,
+    shipped_file,
+)
 from pipeline.transfer.shipped_models import (
     TENSOR_FILE,
     kernel_us,
@@ -190,9 +197,6 @@ def tensor_core_transfer_models(
     return {name: TensorCoreTransferModel(gpu, name, like) for name in FAMILIES} if ships else {}
 
 
-FOLDER = "half"
-"""Folder under `packs/`."""
-
 FAMILY = "gemm"
 """The family of the measured bf16 products."""
 
@@ -260,22 +264,17 @@ class TensorCoreGemmModel(KernelModel):
         return is_one_of(Dims(calls).text("dtype", "fp32"), HALF_DTYPES)
 
 
-def measured_gpus() -> list[str]:
-    """GPUs with a shipped model of bf16 products."""
-    return sorted(path.parent.name for path in (packs_dir() / FOLDER).glob(f"*/{MANIFEST}"))
-
-
 def tensor_core_gemm_model(gpu: GpuSpec) -> TensorCoreGemmModel | None:
     """The bf16 model for a GPU: its own, else that of a GPU with the same chip; None if there is neither.
 
     Raises:
         PackError: the pack is damaged.
     """
-    names = measured_gpus()
+    names = list_packs(HALF)
     measured = load_gpu(gpu.name) if gpu.name in names else same_chip_gpu(gpu, names)
     if measured is None:
         return None
-    folder: Path = pack_models(f"{FOLDER}/{measured.name}") / FAMILY
+    folder: Path = pack_models(f"{HALF}/{measured.name}") / FAMILY
     return TensorCoreGemmModel(gpu, measured, FittedModel.load(folder, measured))
 
 

@@ -132,7 +132,7 @@ class AvailableModels:
 def device_key(question: Question) -> tuple[GpuSpec, str, Cluster | None]:
     """What decides the kernel models of a question: the GPU, the label of the method, and what joins several GPUs.
 
-    All power limits of a GPU share them: times are slowed afterwards (`limited_step.py`).
+    All power limits of a GPU share them: times are slowed afterwards (`step_power.py`).
     """
     cluster = question.ranks.cluster if question.ranks else None
     return question.gpu.unlimited, question.kernels_label, cluster

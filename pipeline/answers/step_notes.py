@@ -7,10 +7,9 @@ from functools import lru_cache
 
 import pandas as pd
 
-from pipeline.answers.gap_models import measured_gpus
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
-from pipeline.model_files import list_packs
+from pipeline.model_files import HALF, list_packs
 from pipeline.prediction_parts import UNMEASURED
 from pipeline.readable import listed
 
@@ -21,7 +20,7 @@ UNMATCHED_FAMILIES = {"attention": "fused attention", "rnn": "cuDNN's recurrent 
 @lru_cache(maxsize=1)
 def measured_architectures() -> frozenset[str]:
     """Architectures of the GPUs with kernels that were measured, of which models ship."""
-    return frozenset(load_gpu(name).architecture for name in (*list_packs(), *measured_gpus()))
+    return frozenset(load_gpu(name).architecture for name in (*list_packs(), *list_packs(HALF)))
 
 
 def unmeasured_notes(gpu: GpuSpec) -> list[str]:

@@ -19,11 +19,12 @@ from pipeline.answers.sharding_plan import find_sharding
 from pipeline.answers.step_changes import SAME
 from pipeline.answers.tracker import load_trace
 from pipeline.errors import InputError
+from pipeline.paths import check_file
 from pipeline.prediction import Prediction
 from pipeline.question.compose import parse_grid
 from pipeline.question.question import Question, ask, expand
 from pipeline.readable import gibibytes
-from pipeline.show.figures.board import check_file, save_as
+from pipeline.show.figures.board import save_as
 from pipeline.show.figures.costs import plan_front
 from pipeline.show.figures.waterfall import draw_advice, draw_difference
 from pipeline.show.plans import show_plan

@@ -12,12 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.answers.step_errors import NORMAL_P90
 from pipeline.answers.who_answers import observations_in, shipped_overheads
 from pipeline.completion import complete_model
 from pipeline.errors import InputError
-from pipeline.model_files import SHARED, TRANSFER, check_pack, list_packs
+from pipeline.model_files import HALF, SHARED, TRANSFER, check_pack, list_packs
 from pipeline.paths import campaign_gpus, datasets_dir, packs_dir
 from pipeline.question.checks import NAME
 from pipeline.question.options import NAMED_BY
@@ -183,7 +182,7 @@ def _mlflow() -> tuple[str, str]:
 
 
 def _packs() -> tuple[str, str]:
-    names = list_packs() + [f"{FOLDER}/{gpu}" for gpu in measured_gpus()]
+    names = list_packs() + [f"{HALF}/{gpu}" for gpu in list_packs(HALF)]
     for name in (*names, TRANSFER, SHARED):
         check_pack(name)
     return _found(names, f"none under {packs_dir()}")

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from pipeline.answers.tracker import load_trace as tracked
 from pipeline.errors import InputError
+from pipeline.paths import check_file
 from pipeline.prediction import Prediction
 from pipeline.readable import number_of
 from pipeline.schemas import refuse_overwriting
-from pipeline.show.figures.board import check_file
 from pipeline.show.tables import console, show_one
 from pipeline.simulate.rank_replay import facts as rank_facts
 from pipeline.simulate.rank_replay import replay_ranks

@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 
 from pipeline.arrays import Array
-from pipeline.families.columns import Columns, alignment, wave_columns
 from pipeline.families.conv_shape import ConvShape, conv_work, implicit_product
 from pipeline.families.convolutions import (
     gradient_us,
@@ -18,7 +17,15 @@ from pipeline.families.convolutions import (
     winograd,
 )
 from pipeline.families.dims import Dims
-from pipeline.families.family import Calls, Family, Law, product_us
+from pipeline.families.family import (
+    Calls,
+    Columns,
+    Family,
+    Law,
+    alignment,
+    product_us,
+    wave_columns,
+)
 from pipeline.families.tensor_cores import on_tensor_cores, tensor_us
 
 CONV_TILES = ((128, 128), (128, 64), (128, 32), (64, 64))

@@ -7,8 +7,11 @@ cached. Broadcast operands count once, and so do tensors that are changed in pla
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -147,3 +150,18 @@ class Work:
 def sectors(size: Array) -> Array:
     """Bytes rounded up to whole sectors."""
     return np.ceil(size / SECTOR_BYTES) * SECTOR_BYTES
+
+
+@lru_cache(maxsize=256)
+def attributes_in(text: str) -> Mapping[str, Any]:
+    """An entry of the `attributes` column; no JSON, or damaged JSON, gives an empty one."""
+    try:
+        value = json.loads(text)
+    except (ValueError, TypeError):
+        value = {}
+    return value if isinstance(value, dict) else {}
+
+
+def attributes_of(d: Dims) -> list[Mapping[str, Any]]:
+    """The `attributes` of each call."""
+    return [attributes_in(text) for text in d.text("attributes", "{}")]

@@ -13,18 +13,17 @@ cover several tables of different heights. Its `attributes` can have:
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from pipeline.arrays import Array
-from pipeline.families.dims import Dims, Work, sectors
+from pipeline.families.dims import Dims, Work, attributes_in, sectors
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.index_distributions import (
     BINS,
@@ -135,27 +134,12 @@ def of_each_call(
     found = {}
     for key in set(keys):
         batch, width, tables, height, each, element, text = key
-        attributes = _attributes(text)
+        attributes = attributes_in(text)
         stated = each if each >= 0 else None
         looked_up = _tables(batch, width, int(tables), height, stated, attributes)
         found[key] = values(looked_up, attributes, float(element))
     rows: Array = np.array([found[key] for key in keys], float).reshape(-1, count)
     return rows.T
-
-
-@lru_cache(maxsize=256)
-def _attributes(text: str) -> Mapping[str, Any]:
-    """An entry of the `attributes` column; no JSON, or damaged JSON, gives an empty one."""
-    try:
-        value = json.loads(text)
-    except (ValueError, TypeError):
-        value = {}
-    return value if isinstance(value, dict) else {}
-
-
-def attributes_of(d: Dims) -> list[Mapping[str, Any]]:
-    """The `attributes` of each call."""
-    return [_attributes(text) for text in d.text("attributes", "{}")]
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,17 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.arrays import Array, Flags
-from pipeline.families.columns import Columns, alignment, wave_columns
 from pipeline.families.dims import Dims, Work
-from pipeline.families.family import Calls, Family, Law, Product, product_us
+from pipeline.families.family import (
+    Calls,
+    Columns,
+    Family,
+    Law,
+    Product,
+    alignment,
+    product_us,
+    wave_columns,
+)
 from pipeline.families.tensor_cores import MIN_REDUCTION
 
 MIN_PRODUCT_REDUCTION = 128.0

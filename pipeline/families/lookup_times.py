@@ -21,12 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.arrays import Array
-from pipeline.families.dims import Dims, sectors
+from pipeline.families.dims import Dims, attributes_of, sectors
 from pipeline.families.embedding_lookups import (
     CACHEABLE_SHARE,
     RESIDENT_WARPS_PER_SM,
     Lookup,
-    attributes_of,
     forward_traffic,
     of_each_call,
 )

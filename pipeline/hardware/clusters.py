@@ -15,9 +15,9 @@ from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.named_files import NamedFile
 from pipeline.hardware.spec import PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec
 from pipeline.paths import config_files, name_of_config
+from pipeline.yaml_text import NamedFile
 
 AUTO = "auto"
 """Value of `cluster` that takes the usual cluster of the GPU."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.find_gpu import LOCAL
-from pipeline.hardware.named_files import NamedFile
 from pipeline.hardware.spec import GpuSpec
 from pipeline.paths import campaign_gpus, config_files, name_of_config
+from pipeline.yaml_text import NamedFile
 
 USUAL = "usual"
 """Value of `host` that takes the usual host of the GPU."""

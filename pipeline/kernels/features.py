@@ -18,9 +18,8 @@ import pandas as pd
 
 from pipeline.arrays import Array, Flags
 from pipeline.families import family
-from pipeline.families.columns import Columns
 from pipeline.families.dims import Dims, is_one_of
-from pipeline.families.family import IO, Law
+from pipeline.families.family import IO, Columns, Law
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics
 

@@ -19,8 +19,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.arrays import Array, Flags, Texts
-from pipeline.families.dims import Dims, is_one_of
-from pipeline.families.embedding_lookups import attributes_of
+from pipeline.families.dims import Dims, attributes_of, is_one_of
 from pipeline.families.row_wise import DROPOUT_PER_CLOCK
 from pipeline.families.sequences import dropout_us
 from pipeline.families.tensor_cores import HALF_DTYPES as DTYPES

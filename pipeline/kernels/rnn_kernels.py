@@ -26,8 +26,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.arrays import Array, Flags, Texts
-from pipeline.families.dims import Dims
-from pipeline.families.embedding_lookups import attributes_of
+from pipeline.families.dims import Dims, attributes_of
 from pipeline.kernels.estimate import Estimate, Floor
 from pipeline.kernels.physics import Physics
 

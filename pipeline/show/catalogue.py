@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.answers.gap_models import measured_gpus
 from pipeline.answers.who_answers import Source, kernel_source, observations_file, overhead_source
 from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.clusters import list_clusters
 from pipeline.hardware.find_gpu import list_gpus
 from pipeline.hardware.hosts import list_hosts, usual_host
+from pipeline.model_files import HALF, list_packs
 from pipeline.paths import config_dir
 from pipeline.question.compose import choices
 from pipeline.question.options import option_of, workload_values
@@ -30,7 +30,7 @@ _ABOUT = ("name", "architecture", "description")
 
 def gpu_rows() -> list[dict[str, Any]]:
     """One row per GPU: its properties, and the current sources of its kernel times, and its usual host."""
-    half = dict.fromkeys(measured_gpus(), "; bf16 products: pack")
+    half = dict.fromkeys(list_packs(HALF), "; bf16 products: pack")
     rows = [
         {
             "gpu": spec.name,

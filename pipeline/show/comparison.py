@@ -22,6 +22,7 @@ from pipeline.answers.engine import in_order as answers_in_order
 from pipeline.answers.host_share import OneHost, on_one_host
 from pipeline.answers.predict import grid_table, warn_of
 from pipeline.answers.ties import PER_PRICE, THROUGHPUT, Tie, grid_ties
+from pipeline.paths import check_file
 from pipeline.prediction import ASKED, Prediction
 from pipeline.prices import Price, one_currency, price_notes
 from pipeline.question.question import LOCAL_GPU, Question
@@ -50,7 +51,6 @@ from pipeline.show.comparison_columns import (
     work_cells,
 )
 from pipeline.show.explore_page import page_points, write_page
-from pipeline.show.figures.board import check_file
 from pipeline.show.figures.python_plots import draw_steps
 from pipeline.show.sentences import grid_title
 from pipeline.show.tables import Catalogue, console, interval, show_one, show_paths

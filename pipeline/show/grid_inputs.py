@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from pipeline.answers.engine import engine
 from pipeline.answers.gap_models import FILE as ATTENTION
-from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.flow import Flow, on_this_machine
 from pipeline.kernels.collective_bandwidth import FILE
-from pipeline.model_files import MANIFEST, file_digest, list_packs
+from pipeline.model_files import HALF, MANIFEST, file_digest, list_packs
 from pipeline.paths import packs_dir, transfer_dir
 from pipeline.prediction import Prediction
 from pipeline.prices import price_file
@@ -28,7 +27,7 @@ def pack_digests() -> dict[str, str]:
     Predictions take it as a param: a pack can replace that of a similar GPU, and cross-GPU models can replace any
     family.
     """
-    names = [*list_packs(), *(f"{FOLDER}/{gpu}" for gpu in measured_gpus())]
+    names = [*list_packs(), *(f"{HALF}/{gpu}" for gpu in list_packs(HALF))]
     files = {name: packs_dir() / name / MANIFEST for name in names}
     files |= {name: packs_dir() / name for name in (ATTENTION, FILE, MANIFEST)}
     files |= {

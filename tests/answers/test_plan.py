@@ -14,9 +14,10 @@ from pipeline.answers.plan_results import Limits, Objective
 from pipeline.answers.plan_search import SURE
 from pipeline.cli import app
 from pipeline.errors import InputError
+from pipeline.paths import check_file
 from pipeline.question.question import expand
 from pipeline.readable import seconds
-from pipeline.show.figures.board import check_file, save_as
+from pipeline.show.figures.board import save_as
 from pipeline.show.figures.costs import plan_front
 from tests.show.figure_texts import problems
 

@@ -15,7 +15,7 @@ import pytest
 
 from evaluation.figures.accuracy_inputs import read_any
 from pipeline import model_files as packs
-from pipeline.answers import gap_models, transferred_models, who_answers
+from pipeline.answers import transferred_models, who_answers
 from pipeline.answers.gap_models import attention_model, tensor_core_gemm_model, tensor_model
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.answers.who_answers import kernel_predictor, observations_in, overhead_model
@@ -39,7 +39,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of all that ships, in the place of what ships. A test restores what it changes."""
-    for module in (packs, gap_models, transferred_models, who_answers):
+    for module in (packs, transferred_models, who_answers):
         if hasattr(module, "packs_dir"):
             monkeypatch.setattr(module, "packs_dir", lambda: shipped)
     packs.check_pack.cache_clear()
@@ -58,7 +58,7 @@ def load(name: str) -> object:
         )
     if not rest:
         return packs.shipped_file(packs.SHARED, name)
-    if top == gap_models.FOLDER:
+    if top == packs.HALF:
         return tensor_core_gemm_model(load_gpu(rest[0]))
     if name.endswith(".parquet"):
         return observations_in(packs.packs_dir() / name)

@@ -6,9 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from evaluation.published import aiconfigurator
-from pipeline.answers.gap_models import measured_gpus, tensor_core_gemm_model
+from pipeline.answers.gap_models import tensor_core_gemm_model
 from pipeline.errors import TableError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.model_files import HALF, list_packs
 
 ROWS = pd.DataFrame(
     {
@@ -58,7 +59,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
         aiconfigurator.read_products("H200")
 
 
-@pytest.mark.parametrize("gpu", measured_gpus())
+@pytest.mark.parametrize("gpu", list_packs(HALF))
 def test_a_shipped_model_predicts_what_it_was_fitted_on(gpu):
     if aiconfigurator.data_dir() is None:
         pytest.skip("aiconfigurator-core is not installed")

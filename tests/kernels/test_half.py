@@ -9,7 +9,6 @@ import pytest
 from evaluation.published import aiconfigurator
 from pipeline.answers.gap_models import (
     FallbackModel,
-    measured_gpus,
     tensor_core_gemm_model,
     tensor_core_transfer_models,
 )
@@ -18,7 +17,7 @@ from pipeline.answers.who_answers import kernel_predictor
 from pipeline.families.tensor_cores import LAUNCH_CYCLES
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import Estimate, KernelModel
-from pipeline.model_files import check_pack
+from pipeline.model_files import HALF, check_pack, list_packs
 from pipeline.paths import packs_dir
 from tests.kernels.shipped import shipped
 
@@ -31,10 +30,10 @@ def products(dtype, size=4096.0):
 def test_shipped_models_say_how_good_they_are():
     assert (
         {"A100-SXM4-80GB", "B200", "H100", "H200", "L40S"}
-        <= set(measured_gpus())
+        <= set(list_packs(HALF))
         <= set(aiconfigurator.TABLES)
     )
-    for gpu in measured_gpus():
+    for gpu in list_packs(HALF):
         files = check_pack(f"half/{gpu}")["files"]
         assert sum(entry["bytes"] for entry in files.values()) < 1_000_000
         found = json.loads(

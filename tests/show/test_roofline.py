@@ -11,9 +11,10 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from pipeline.errors import InputError
+from pipeline.paths import check_file
 from pipeline.prediction import Prediction
 from pipeline.prediction_parts import Arithmetic
-from pipeline.show.figures.board import NARROW, check_file, headline_of, save_as
+from pipeline.show.figures.board import NARROW, headline_of, save_as
 from pipeline.show.figures.roofline import draw_roofline, kernels_of
 from pipeline.summary_rows import predictions_of, summary_row
 from steptime import predict

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pipeline.arrays import Array
-from pipeline.errors import InputError
+from pipeline.paths import FIGURES
 from pipeline.readable import compact
 
 if TYPE_CHECKING:
@@ -309,31 +309,7 @@ def marks(colours: Iterable[str], **style: Any) -> list[Artist]:
     ]
 
 
-KINDS = ("svg", "png")
-"""Kinds of files of a figure."""
-
-
-def check_file(path: Path | None, option: str, kinds: Sequence[str] = KINDS) -> None:
-    """Refuse a file that cannot be written, before the work.
-
-    Args:
-        path: the file; None for none.
-        option: the option that names it.
-        kinds: endings that its name may have.
-
-    Raises:
-        InputError: it has another ending, or its folder does not exist.
-    """
-    if path is None:
-        return
-    endings = tuple(f".{kind}" for kind in kinds)
-    if not path.name.endswith(endings):
-        raise InputError(f"{option} {path}: give a name that ends in {' or '.join(endings)}")
-    if not path.parent.is_dir():
-        raise InputError(f"{option} {path}: there is no folder {path.parent}")
-
-
-def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = KINDS) -> None:
+def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = FIGURES) -> None:
     """Write `<name>.svg` and `<name>.png`; the same figure gives the same bytes. Its layout is final then."""
     import matplotlib as mpl
 
