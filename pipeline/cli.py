@@ -6,9 +6,6 @@ Errors are one line on stderr; the exit code is 2 for bad input and 1 for any ot
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -18,18 +15,12 @@ import numpy as np
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from pipeline.answers.answer_files import write_answers
-from pipeline.answers.engine import STEPS, engine
+from pipeline.answers.engine import engine
 from pipeline.answers.memory_course import memory_course
-from pipeline.answers.memory_fit import largest_batch
-from pipeline.errors import InputError, SteptimeError
+from pipeline.errors import InputError
 from pipeline.paths import check_file
 from pipeline.prediction import Prediction
-from pipeline.prices import no_price, price_of
-from pipeline.question.question import Question, ask, expand
-from pipeline.readable import distinct
-from pipeline.show.comparison import Comparison, compared
-from pipeline.show.comparison_columns import Order, best_first
+from pipeline.question.question import ask
 from pipeline.show.figures.board import save_as
 from pipeline.show.tables import by_module, console, show_one
 from pipeline.simulate.timeline_page import KINDS as TIMELINES
@@ -39,29 +30,27 @@ from pipeline.terminal import (
     Epochs,
     Json,
     Overrides,
-    Plot,
     Samples,
     Timeline,
     Tokens,
     examples,
     printed,
-    progress,
     run_app,
     split_results,
     work_of,
     working,
 )
 
-LISTING, TRACE, LATENCY, CODESIGN, PIPELINE = (
+COMPARING, LISTING, TRACE, LATENCY, CODESIGN, PIPELINE = (
     f"pipeline.commands.{name}_commands"
-    for name in ("listing", "trace", "latency", "codesign", "pipeline")
+    for name in ("comparing", "listing", "trace", "latency", "codesign", "pipeline")
 )
 
 GROUPS: dict[str, dict[str, str | None]] = {
     "Ask": {
         "predict": None,
-        "compare": None,
-        "diff": CODESIGN,
+        "compare": COMPARING,
+        "diff": COMPARING,
         "kernels": LATENCY,
         "transfer": LATENCY,
     },
@@ -215,102 +204,6 @@ def _show_modules(prediction: Prediction, deepest: int, as_json: bool, as_csv: b
     rows = shown.replace({np.nan: None}).to_dict("records")
     if not printed(as_json, as_csv, {**prediction.as_dict(), "modules": rows}, rows):
         console().print(by_module(modules, prediction, deepest), crop=False)
-
-
-@app.command(
-    epilog=examples(
-        "compare gpu=V100,A100,T4 model=dlrm_default batch_size=512,2048",
-        "compare 'gpu=glob(*)' model=bert_large --sort cost",
-        "compare gpu=V100,H100 model=resnet50 --page out.html",
-    )
-)
-def compare(
-    overrides: Overrides = None,
-    sort: Annotated[
-        Order | None, typer.Option(help="order of the rows, best first (many GPUs: throughput)")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="write all predictions to this parquet file as they are done, for large grids"
-        ),
-    ] = None,
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            help="write a page to play with to this .html file: toggles and a slider of the batch"
-        ),
-    ] = None,
-    plot: Plot = None,
-    samples: Samples = None,
-    epochs: Epochs = None,
-    tokens: Tokens = None,
-    as_json: Json = False,
-    as_csv: Csv = False,
-) -> None:
-    """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
-    texts, results = split_results(overrides)
-    texts += work_of(samples, epochs, tokens)
-    check_file(page, "--page", ("html",))
-    check_file(plot, "--plot")
-    if out is not None and (sort, plot) != (None, None):
-        raise InputError("--out writes rows as they are done: leave --sort and --plot away")
-    questions = expand(texts)
-    if sort is Order.cost and not any(
-        price_of(question.gpu.name, question.own_price) for question in questions
-    ):
-        raise InputError(f"--sort cost: {no_price(distinct(each.gpu.name for each in questions))}")
-    answering = engine(**results)
-    answers = progress(answering.predict(questions), len(questions), "predicting")
-    if out is not None:
-        counts = write_answers(answers, out)
-        lost = f", {counts['unpredicted']:,} of them without a prediction"
-        if not printed(as_json, False, {**counts, "out": str(out)}, ()):
-            print(f"{counts['points']:,} points{lost * bool(counts['unpredicted'])} -> {out}")
-        return
-    comparison = compared(questions, answers, answering)
-    if page is not None:
-        comparison.write_page(page)
-    comparison = replace(comparison, largest=_largest_batches(questions))
-    if sort is not None:
-        ordered = best_first(comparison.predictions, sort)
-        comparison = replace(comparison, predictions=ordered, arranged=True)
-    if plot is not None:
-        save_as(comparison.plot(), plot)
-    if not printed(as_json, as_csv, *_facts(comparison)):
-        console().print(comparison, crop=False)
-        for name, path in {"page": page, "plot": plot}.items():
-            if path is not None:
-                print(f"{name}: {path}")
-
-
-def _facts(comparison: Comparison) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A comparison as one JSON object, and as rows."""
-    rows = [p.as_dict() for p in comparison.predictions]
-    names = ("gpu", "model", "batch_size", "overrides", "reason")
-    refused = [{name: getattr(each, name) for name in names} for each in comparison.unpredicted]
-    facts = {
-        "predictions": rows,
-        "unpredicted": refused,
-        "largest_batch": comparison.largest,
-        "hosts": comparison.one_host.note,
-        "ties": {f"{model}, {what}": t.as_dict() for (model, what), t in comparison.ties.items()},
-    }
-    if comparison.prices:
-        facts["prices"] = [price.as_dict() for price in comparison.prices.values()]
-    return facts, [*rows, *refused]
-
-
-def _largest_batches(questions: Sequence[Question]) -> dict[str, int | None]:
-    """The largest batch of each GPU, model and variant."""
-    found: dict[str, int | None] = {}
-    with working("searching for the largest batches"):
-        for question in questions:
-            key = f"{question.gpu.name}/{question.model}/{question.variant}"
-            if key not in found:
-                with suppress(SteptimeError):  # the step cannot be captured at another batch size
-                    found[key] = largest_batch(question, STEPS.memory_bytes)
-    return found
 
 
 def main() -> None:

@@ -11,8 +11,7 @@ import typer
 from rich.text import Text
 
 from pipeline.answers.advice import Advice, advice_for
-from pipeline.answers.difference import Difference, signed
-from pipeline.answers.engine import Answer, engine, in_order
+from pipeline.answers.engine import Answer, engine
 from pipeline.answers.plan import CONSTRAINTS, limits_of, make_plan, space_of
 from pipeline.answers.plan_results import Objective
 from pipeline.answers.sharding_plan import find_sharding
@@ -20,13 +19,12 @@ from pipeline.answers.step_changes import SAME
 from pipeline.answers.tracker import load_trace
 from pipeline.errors import InputError
 from pipeline.paths import check_file
-from pipeline.prediction import Prediction
 from pipeline.question.compose import parse_grid
-from pipeline.question.question import Question, ask, expand
+from pipeline.question.question import Question, ask
 from pipeline.readable import gibibytes
 from pipeline.show.figures.board import save_as
 from pipeline.show.figures.costs import plan_front
-from pipeline.show.figures.waterfall import draw_advice, draw_difference
+from pipeline.show.figures.waterfall import draw_advice
 from pipeline.show.plans import show_plan
 from pipeline.show.sharding import draw_sharding, show_sharding, write_sharding
 from pipeline.show.tables import Catalogue, console
@@ -41,7 +39,6 @@ from pipeline.terminal import (
     split_results,
     working,
 )
-from pipeline.trace.linked_trace import UNNAMED
 
 app = typer.Typer()
 
@@ -184,42 +181,6 @@ def plan(
         show_plan(result)
 
 
-@app.command(
-    epilog=examples(
-        "diff gpu=V100 gpu=H100 model=resnet50 batch_size=64",
-        "diff gpu=A100 model=dlrm_ddp batch_size=512 batch_size=2048",
-        "diff --trace trace.json.gz gpu=V100 model=resnet50 batch_size=32",
-    )
-)
-def diff(
-    overrides: Overrides = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="step A is that of this PyTorch profiler trace; the overrides are step B"
-        ),
-    ] = None,
-    plot: Plot = None,
-    as_json: Json = False,
-    as_csv: Csv = False,
-) -> None:
-    """Say what makes step B faster or slower than step A; an option that is given twice is that of A, then that of B."""
-    given, results = split_results(overrides)
-    asked = two_points(given) if trace is None else [ask(given)]
-    check_file(plot, "--plot")
-    with working("predicting"):
-        answers = in_order(asked, engine(**results).predict(asked, detail=True))
-        steps = [answer.whole() for answer in answers]
-        if trace is not None:
-            steps = [_traced(trace, asked[0]), *steps]
-        result = steps[0].diff(steps[1])
-    if plot is not None:
-        save_as(draw_difference(result), plot)
-    facts = result.as_dict()
-    if not printed(as_json, as_csv, facts, [*facts["parts"], facts["step"]]):
-        show_difference(result)
-
-
 def plan_tables(
     given: Sequence[str], figure: Path | None, out: Path | None, as_json: bool, as_csv: bool
 ) -> None:
@@ -234,77 +195,6 @@ def plan_tables(
         typer.echo(f"plan: {out}, TorchRec's: {write_sharding(found, out)}", err=True)
     if not printed(as_json, as_csv, found.as_dict(), found.rows()):
         show_sharding(found)
-
-
-def _traced(trace: Path, asked: Question) -> Prediction:
-    """The measured step of a trace, to compare with what is asked; its GPU is the one asked for if the trace names none."""
-    step = load_trace(trace, asked.batch_size)
-    if step.device == UNNAMED:
-        step = load_trace(trace, asked.batch_size, gpu=asked.gpu.name)
-    return step.measured
-
-
-def two_points(given: Sequence[str]) -> list[Question]:
-    """Points A and B of overrides: one that is given once is shared.
-
-    Raises:
-        InputError: these are not two points.
-    """
-    values: dict[str, list[str]] = {}
-    for text in given:
-        values.setdefault(text.partition("=")[0].lstrip("+"), []).append(text)
-    for key, texts in values.items():
-        if len(texts) > 2:
-            raise InputError(
-                f"{key} has {len(texts)} values: diff takes two points, A and B, and so at most two"
-                " values"
-            )
-    sides = [[texts[side] for texts in values.values()] for side in (0, -1)]
-    repeated = any(len(texts) == 2 for texts in values.values())
-    points = [expand(side) for side in (sides if repeated else sides[:1])]
-    asked = [question for side in points for question in side]
-    if len(asked) != 2 or not all(points):
-        what = "one point" if len(asked) == 1 else f"{len(asked)} points"
-        raise InputError(
-            f"diff takes two points, but this is {what}: give what differs twice, as in gpu=V100"
-            " gpu=H100"
-        )
-    return asked
-
-
-def show_difference(difference: Difference) -> None:
-    """Print a difference: the sentence, a line per part, then the calls that changed most."""
-    screen = console()
-    screen.print(Text(difference.sentence, style="bold"))
-    for side, p in (("A", difference.a), ("B", difference.b)):
-        screen.print(Text(f"{side}: {p}", style="dim"))
-    rows = difference.rows()
-    shown = [row for part, row in zip(difference.parts, rows, strict=False) if abs(part.us) >= 0.5]
-    parts = Catalogue(
-        [*shown, rows[-1]],
-        ("of the\nstep",),
-        folded=(),
-        right=list(rows[-1])[1:],
-        bold=(len(shown),),
-    )
-    screen.print(parts, crop=False)
-    a, b = difference.heads
-    calls = [
-        {
-            "calls that changed most": call.label,
-            f"{a}\nms": f"{call.a_us / 1000:.3f}",
-            f"{b}\nms": f"{call.b_us / 1000:.3f}",
-            "change\nms": signed(call.us),
-        }
-        for call in difference.calls
-    ]
-    if calls:
-        screen.print()
-        screen.print(
-            Catalogue(calls, (), folded=list(calls[0])[:1], right=list(calls[0])[1:]), crop=False
-        )
-    for note in difference.notes:
-        screen.print(Text(note, style="dim"))
 
 
 def _of_question(

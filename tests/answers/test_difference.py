@@ -18,7 +18,7 @@ from pipeline import load_trace, predict
 from pipeline.answers.difference import Difference
 from pipeline.answers.engine import engine
 from pipeline.cli import app
-from pipeline.commands.codesign_commands import two_points
+from pipeline.commands.comparing_commands import two_points
 from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 from pipeline.prediction_parts import SeveralGpus

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from pipeline import cli
 from pipeline.answers.engine import Answer
+from pipeline.commands import comparing_commands
 from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
 from pipeline.question.question import Question, expand
@@ -226,8 +226,10 @@ def test_a_comparison_in_json_names_the_currency_of_its_costs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steptime: Steptime
 ) -> None:
     step = predicted(1e6, model="dlrm_small", batch_size=100, host_us=0.0, p10_us=1e6, p90_us=1e6)
-    monkeypatch.setattr(cli, "engine", answering(lambda question: Answer(question, step)))
-    monkeypatch.setattr(cli, "largest_batch", lambda question, memory_bytes: 4)
+    monkeypatch.setattr(
+        comparing_commands, "engine", answering(lambda question: Answer(question, step))
+    )
+    monkeypatch.setattr(comparing_commands, "largest_batch", lambda question, memory_bytes: 4)
     table = (
         "currency: EUR\nprices:\n  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my"
         " provider}\n"

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from pipeline import cli
 from pipeline.answers import answer_files
 from pipeline.answers.engine import Answer
 from pipeline.answers.memory_fit import first_digits
+from pipeline.commands import comparing_commands
 from pipeline.errors import ConfigError, InputError
 from pipeline.prediction import Prediction
 from pipeline.prediction_parts import Arithmetic, SeveralGpus
@@ -231,8 +231,8 @@ def test_a_failing_point_does_not_end_the_grid(
             return Answer(question, error=ConfigError("no bf16\nthere"))
         return Answer(question, dataclasses.replace(STEP, gpu=question.gpu.name))
 
-    monkeypatch.setattr(cli, "engine", answering(answer))
-    monkeypatch.setattr(cli, "largest_batch", lambda question, memory_bytes: 4)
+    monkeypatch.setattr(comparing_commands, "engine", answering(answer))
+    monkeypatch.setattr(comparing_commands, "largest_batch", lambda question, memory_bytes: 4)
     grid = ("compare", "gpu=P100,V100", "model=dlrm_small")
     code, out, _ = steptime(*grid, "--json")
     facts = json.loads(out)
@@ -259,7 +259,7 @@ def test_a_grid_is_written_in_groups_of_rows(
             return Answer(question, error=ConfigError("no bf16\nthere"))
         return Answer(question, dataclasses.replace(STEP, batch_size=question.batch_size))
 
-    monkeypatch.setattr(cli, "engine", answering(answer))
+    monkeypatch.setattr(comparing_commands, "engine", answering(answer))
     monkeypatch.setattr(answer_files, "ROWS_IN_GROUP", 2)
     grid = ("compare", "gpu=V100", "model=dlrm_small", "batch_size=1,2,3,4,5", "--out", str(out))
     code, text, err = steptime(*grid, "--json")

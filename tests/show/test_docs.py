@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from evaluation.pages.markdown import block, whole_text
 from evaluation.pages.published_rows import held_sentence
 from pipeline.cli import app
-from pipeline.commands.codesign_commands import two_points
+from pipeline.commands.comparing_commands import two_points
 from pipeline.paths import project_dir
 from pipeline.question.question import expand
 
