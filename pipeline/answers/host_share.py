@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pipeline.answers.engine import Engine
 from pipeline.prediction import Prediction
@@ -12,6 +13,15 @@ from pipeline.readable import distinct, few
 
 MOST_PREDICTED = 24
 """Number of other predictions up to which they are predicted again with the first one's host."""
+
+HOST_SPEEDS = (0.5, 0.8, 1.25, 2.0)
+"""Other speeds of a host, over its own: known hosts of one period differ by 1.25, and 2 shows where the host no longer limits."""
+
+MOST_SPEEDS = 96
+"""Number of predictions up to which they are predicted again at `HOST_SPEEDS`; each takes about 0.1 s a speed."""
+
+HOST_SCALE = "overheads.host_scale="
+"""Beginning of the override that multiplies the times of a host."""
 
 Key = tuple[str, str, str, int]
 
@@ -31,6 +41,10 @@ class OneHost:
     """The host; empty where all GPUs have the same hosts, or too many points differ."""
     steps: Mapping[Key, Prediction] = field(default_factory=dict)
     """The predictions whose host is another, on this one."""
+    at_speeds: Callable[[], Mapping[Key, Mapping[float, Prediction]]] = field(
+        default=dict, compare=False
+    )
+    """Predicts the steps again, with faster and slower hosts of their own (`at_speeds`)."""
 
     def of(self, p: Prediction) -> Prediction:
         """A prediction on the one host."""
@@ -59,16 +73,52 @@ def on_one_host(
         engine: predicts the same steps with the other host.
     """
     note, first = host_note(questions), questions[0].host
+    speeds = partial(at_speeds, questions, predictions, engine)
     asked = {
         replace(question, host=first): prediction
         for question, prediction in zip(questions, predictions, strict=True)
         if note and question.host != first and not question.local
     }
     if not asked or len(asked) > MOST_PREDICTED:
-        return OneHost(note)
+        return OneHost(note, at_speeds=speeds)
     moved = {
         point(asked[answer.question]): answer.prediction
         for answer in engine.predict(asked)
         if answer.prediction
     }
-    return OneHost(note, first.name, moved)
+    return OneHost(note, first.name, moved, speeds)
+
+
+def at_speeds(
+    questions: Sequence[Question], predictions: Sequence[Prediction], engine: Engine
+) -> dict[Key, dict[float, Prediction]]:
+    """Each prediction with its host at `HOST_SPEEDS`, by its point and the speed; empty where there are too many.
+
+    Args:
+        questions: what was asked, in the order of the predictions.
+        predictions: the answers.
+        engine: predicts the same steps again.
+    """
+    asked = {
+        _at_speed(question, speed): (point(prediction), speed)
+        for question, prediction in zip(questions, predictions, strict=True)
+        if not question.local and len(questions) <= MOST_SPEEDS
+        for speed in HOST_SPEEDS
+    }
+    moved: dict[Key, dict[float, Prediction]] = {}
+    for answer in engine.predict(asked):
+        if answer.prediction:
+            key, speed = asked[answer.question]
+            moved.setdefault(key, {})[speed] = answer.prediction
+    return moved
+
+
+def _at_speed(question: Question, speed: float) -> Question:
+    """The same step with a host that is `speed` times as fast."""
+    scale = question.overheads.host_scale / speed
+    others = [text for text in question.overrides if not text.startswith(HOST_SCALE)]
+    return replace(
+        question,
+        overheads=replace(question.overheads, host_scale=scale),
+        overrides=(*others, f"{HOST_SCALE}{scale:g}"),
+    )

@@ -68,7 +68,7 @@ def compare(
     page: Annotated[
         Path | None,
         typer.Option(
-            help="write a page to play with to this .html file: toggles and a slider of the batch"
+            help="write a page to play with to this .html file: toggles, sliders, your own work"
         ),
     ] = None,
     plot: Plot = None,

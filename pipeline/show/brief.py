@@ -86,7 +86,7 @@ def _memory_sentences(predictions: Sequence[Prediction]) -> list[str]:
     for gpu in dict.fromkeys(p.gpu for p in predictions if not p.fits):
         lost = [p for p in predictions if p.gpu == gpu and not p.fits]
         most = lost[0].largest_batch
-        sizes = listed([f"{p.batch_size:,}" for p in lost])
+        sizes = listed(distinct(f"{p.batch_size:,}" for p in lost))
         by_sizes.setdefault(sizes, []).append(f"the {gpu}" + (f" ({most:,} does)" if most else ""))
     return [f"batch {sizes} does not fit {listed(gpus)}" for sizes, gpus in by_sizes.items()]
 

@@ -123,13 +123,13 @@ class Comparison:
         return draw_steps(self.predictions, self.alike)
 
     def write_page(self, path: str | Path) -> None:
-        """Write a page to play with: toggles over the points and a slider of the batch size, in one file.
+        """Write a page to play with, in one file: toggles, sliders, and the user's work; it has other speeds of the hosts, too.
 
         Raises:
             InputError: the file cannot be written.
         """
         check_file(Path(path), "--page", ("html",))
-        points = page_points(self.predictions, self.usable_bytes)
+        points = page_points(self.predictions, self.usable_bytes, self.one_host.at_speeds())
         said = brief(self.alike, self.usable_bytes), [t.plain for t in self.notes(("host",))]
         write_page(Path(path), points, grid_title(self.predictions), *said)
 

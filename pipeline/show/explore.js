@@ -1,16 +1,35 @@
-// A page to play with: toggles over computed points, a slider of the batch size, and pictures of what is chosen.
+// A page to play with: toggles over computed points, sliders, the user's work, and pictures of what is chosen.
 // The state is in the fragment of the address: #model=resnet50&gpu=V100,H100&batch=128. No library, nothing is fetched.
 const AXES = ["model", "gpu", "dtype", "options"];
+const SLIDERS = ["batch", "devices", "speed"];
+const LAST = ["other families", "collective", "idle"];  // the end of each bar; other parts stand in one order in all bars
 const MANY = 5;  // more GPUs stand in the order of the answer: the fastest first
 const SVG = "http://www.w3.org/2000/svg";
+const PREFIXES = { "": 1, k: 1e3, K: 1e3, M: 1e6, G: 1e9, B: 1e9, T: 1e12 };
 
 function values(points, axis) { return [...new Set(points.map(point => point[axis]))]; }
 
-function sizes(points, state) {
-  return [...new Set(points.filter(point => state.model.includes(point.model)).map(point => point.batch))].sort((a, b) => a - b);
+// Each point at each speed of its host, with the cost of a million samples.
+function atSpeeds(points) {
+  return points.flatMap(({ hosts, ...point }) => hosts.map(host =>
+    ({ ...point, ...host, cost: host.per_hour == null ? null : host.per_hour * host.us / point.samples / 3600 })));
 }
 
-// The state of a fragment. What it does not name is as at first: one model, every GPU, dtype and option, the largest batch that fits.
+// The values of a slider.
+function stops(points, state, axis) {
+  return values(points.filter(point => state.model.includes(point.model)), axis).sort((a, b) => a - b);
+}
+
+// The state with sliders where the model has points: else at the largest batch that fits, the fewest GPUs, the host as it is.
+function settled(points, state) {
+  const of = points.filter(point => state.model.includes(point.model)), sizes = stops(points, state, "batch");
+  const fitting = sizes.filter(size => of.every(point => point.batch !== size || point.fits));
+  const usual = { batch: (fitting.length ? fitting : sizes).at(-1), devices: stops(points, state, "devices")[0], speed: 1 };
+  const at = SLIDERS.map(axis => [axis, stops(points, state, axis).includes(state[axis]) ? state[axis] : usual[axis]]);
+  return { ...state, ...Object.fromEntries(at), unit: of.some(point => point.seq_len) ? state.unit : "samples" };
+}
+
+// The state of a fragment. What it does not name is as at first: one model, every GPU, dtype and option, the work that was asked for.
 function readState(points, fragment) {
   const asked = Object.fromEntries(new URLSearchParams(fragment.replace(/^#/, "")));
   const state = {};
@@ -19,10 +38,10 @@ function readState(points, fragment) {
     state[axis] = named.length ? named : axis === "model" ? all.slice(0, 1) : all;
   }
   state.model = state.model.slice(0, 1);
-  const all = sizes(points, state), of = points.filter(point => point.model === state.model[0]);
-  const fitting = all.filter(size => of.every(point => point.batch !== size || point.fits));
-  state.batch = all.includes(Number(asked.batch)) ? Number(asked.batch) : (fitting.length ? fitting : all).at(-1);
-  return state;
+  for (const axis of SLIDERS) state[axis] = Number(asked[axis]);
+  const work = asked.samples || asked.tokens ? asked : points[0].work ?? {};
+  const unit = work.tokens ? "tokens" : "samples";
+  return settled(points, { ...state, unit, amount: String(work[unit] ?? ""), epochs: String(work.epochs ?? "") });
 }
 
 function writeState(points, state) {
@@ -32,7 +51,27 @@ function writeState(points, state) {
     if (axis === "model" ? all.length > 1 : state[axis].length < all.length) words.set(axis, state[axis].join("|"));
   }
   words.set("batch", state.batch);
+  if (stops(points, state, "devices").length > 1) words.set("devices", state.devices);
+  if (state.speed !== 1) words.set("speed", state.speed);
+  if (state.amount) words.set(state.unit, state.amount);
+  if (state.amount && state.epochs) words.set("epochs", state.epochs);
   return "#" + words;
+}
+
+// The number of a text such as 1281167, 1,281,167, 1.2M or 1e9, as commands read it; null where it is none above 0.
+function numberOf(text) {
+  const parts = /^\$?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.?\d+(?:e\+?\d+)?) ?([kKMGBT]?)$/.exec(text.trim());
+  const value = parts ? Number(parts[1].replaceAll(",", "")) * PREFIXES[parts[2]] : 0;
+  return value > 0 && value < Infinity ? value : null;
+}
+
+// Hours and cost of the user's work, each as the middle, p10 and p90; null where none, or no number, is typed.
+function workOf(point, state) {
+  const amount = numberOf(state.amount), epochs = numberOf(state.epochs || "1");
+  if (!amount || !epochs) return null;
+  const samples = epochs * amount / (state.unit === "tokens" ? point.seq_len : 1);
+  const hours = [point.us, point.p10, point.p90].map(us => samples * us / point.samples / 3.6e9);
+  return { hours, cost: point.per_hour == null ? null : hours.map(hour => hour * point.per_hour) };
 }
 
 function chosen(points, state) {
@@ -50,7 +89,7 @@ function front(points) {
 function quoted(word) { return /^[\w.,=+:@%/-]+$/.test(word) ? word : "'" + word.replaceAll("'", "'\\''") + "'"; }
 
 // The commands that ask for these points again: one, or one for each set of options where a single one would ask for more.
-function command(points) {
+function command(points, state) {
   const keys = [...new Set(points.flatMap(point => point.overrides.map(text => text.split("=")[0])))];
   const missing = { devices: "devices=1" };  // a step on one GPU says nothing of devices
   const given = key => [...new Set(points.map(point => point.overrides.find(text => text.startsWith(key + "=")) ?? missing[key]))];
@@ -59,9 +98,13 @@ function command(points) {
   const product = asked.reduce((count, [, list]) => count * list.length, 1);
   if (product > points.length || options.some(([, list]) => list.includes(undefined))) {
     const groups = Map.groupBy ? Map.groupBy(points, point => point.overrides.join(" ")) : new Map(points.map(point => [point, [point]]));
-    if (groups.size > 1) return [...groups.values()].map(command).join("\n");
+    if (groups.size > 1) return [...groups.values()].map(group => command(group, state)).join("\n");
   }
   const words = asked.map(([key, list]) => quoted(`${key}=${list.join(",")}`));
+  if (points.length && workOf(points[0], state)) {
+    words.push(`--${state.unit} ${quoted(state.amount)}`);
+    if (state.epochs) words.push(`--epochs ${quoted(state.epochs)}`);
+  }
   return points.length ? `steptime ${points.length > 1 ? "compare" : "predict"} ${words.join(" ")}` : "";
 }
 
@@ -70,11 +113,15 @@ function digits(number) {
   return number >= 99.95 ? number.toFixed(0) : number >= 9.995 ? number.toFixed(1) : number.toPrecision(3);
 }
 function time(us) { return us < 999.5 ? `${digits(us)} µs` : `${digits(us / 1000)} ms`; }
+function amount(number) {
+  return number >= 100 ? Math.round(number).toLocaleString("en") : number >= 1 ? number.toFixed(2) : String(Number(number.toPrecision(3)));
+}
 function gib(bytes) { return digits(bytes / 2 ** 30); }
 function tick(value) { return value >= 1000 ? digits(value) : String(Number(value.toPrecision(3))); }
 
 function label(point, points) {
-  const parts = AXES.filter(axis => values(points, axis).length > 1 || axis === "gpu").map(axis => point[axis]);
+  const parts = AXES.filter(axis => values(points, axis).length > 1 || axis === "gpu")
+    .map(axis => axis === "gpu" && point.devices > 1 ? `${point.devices} x ${point.gpu}` : point[axis]);
   return parts.filter(Boolean).join(" ");
 }
 
@@ -115,16 +162,62 @@ function bars(host, rows, says, longest, draw) {
   });
 }
 
-// Bars are as long as their share of the longest of all batch sizes, so that they move with the slider.
-function drawSteps(host, points, every) {
+function partsOf(points) {
+  return values(points.flatMap(point => Object.keys(point.parts).map(name => ({ name }))), "name")
+    .sort((a, b) => LAST.indexOf(a) - LAST.indexOf(b));
+}
+
+// Bars are as long as their share of the longest of all stops of all sliders, so that they move with each.
+function drawSteps(host, points, every, colours) {
   const rows = points.map(point => ({ point, name: label(point, points),
     text: `${time(point.us)}, ${Math.round(100 * point.active / point.us)} % busy, ${point.bound}-bound` }));
+  const names = partsOf(points);
   bars(host, rows, "time of one step", Math.max(...every.map(point => point.p90)), (row, top, x, picture) => {
-    const { us, active, p10, p90 } = row.point, middle = top + 9;
-    picture.append(drawn("rect", { x: 0, y: top, width: x(active), height: 18, class: "active" }),
-      drawn("rect", { x: x(active), y: top, width: Math.max(0, x(us) - x(active)), height: 18, fill: HATCH, class: "edge" }),
-      drawn("path", { d: `M${x(p10)} ${middle}H${x(p90)}M${x(p10)} ${top + 4}v10M${x(p90)} ${top + 4}v10`, class: "ink" }));
+    const { us, active, p10, p90, parts } = row.point, whisker = `M${x(p10)} ${top + 9}H${x(p90)}M${x(p10)} ${top + 4}v10M${x(p90)} ${top + 4}v10`;
+    picture.append(drawn("rect", { x: 0, y: top, width: x(active), height: 18, class: "active" }));
+    let left = 0;
+    for (const name of names.filter(each => each in parts)) {
+      const part = parts[name];
+      if (name === "idle") left = active;
+      const look = name === "idle" ? { fill: HATCH, class: "edge" } : { fill: colours[name], class: "family" };
+      const rect = drawn("rect", { x: x(left), y: top, width: x(part), height: 18, ...look });
+      rect.append(drawn("title", {}, `${name}: ${time(part)}, ${Math.round(100 * part / us)} %`));
+      picture.append(rect);
+      left += part;
+    }
+    picture.append(drawn("path", { d: whisker, class: "halo" }), drawn("path", { d: whisker, class: "ink" }));
   });
+}
+
+// What the colours of the bars mean.
+function drawFamilies(host, points, colours) {
+  host.replaceChildren(...partsOf(points).filter(name => name !== "idle").map(name => {
+    const entry = document.createElement("li"), key = drawn("svg", { width: 12, height: 12, viewBox: "0 0 12 12" });
+    key.append(drawn("rect", { width: 12, height: 12, fill: colours[name], class: "family" }));
+    entry.append(key, name);
+    return entry;
+  }));
+}
+
+// A row per point: hours and cost of the user's work, with p10 to p90.
+function drawWork(host, points, state) {
+  const found = points.map(point => [point, workOf(point, state)]).filter(([, work]) => work);
+  const rows = found.map(([point, { hours, cost }]) => [label(point, points) + (point.fits ? "" : ": does not fit"), hours, cost]);
+  const cell = (kind, text, small) => {
+    const node = document.createElement(kind);
+    node.textContent = text;
+    if (small) node.append(Object.assign(document.createElement("small"), { textContent: ` (${small})` }));
+    return node;
+  };
+  const numbers = list => list ? cell("td", amount(list[0]), `${amount(list[1])} to ${amount(list[2])}`) : cell("td", "no price");
+  const lines = rows.map(([name, hours, cost]) => [cell("td", name), numbers(hours), numbers(cost)]);
+  const currency = points.find(point => point.currency)?.currency ?? "cost";
+  if (lines.length) lines.unshift([cell("th", "your work"), cell("th", "hours", "p10 to p90"), cell("th", currency, "p10 to p90")]);
+  host.replaceChildren(...lines.map(cells => {
+    const line = document.createElement("tr");
+    line.append(...cells);
+    return line;
+  }));
 }
 
 function drawMemory(host, points, every) {
@@ -147,12 +240,12 @@ function ticks(low, high) {
   return found.length > 1 ? found : [low, high];
 }
 
-function drawFront(host, points, batch) {
-  const shown = points.filter(point => point.fits && point.cost != null);
+function drawFront(host, points, state) {
+  const priced = points.filter(point => point.fits && point.cost != null), shown = priced.filter(point => point.speed === state.speed);
   if (!shown.length) { host.textContent = "No point that fits has a price: docs/prices.md says how to give one."; return; }
   const seconds = point => point.us / point.samples, ends = list => [Math.min(...list), Math.max(...list)];
-  const times = shown.flatMap(point => [point.p10, point.p90].map(us => us / point.samples));
-  const paid = shown.flatMap(point => [point.p10, point.p90].map(us => point.cost * us / point.us)), costs = ticks(...ends(paid));
+  const times = priced.flatMap(point => [point.p10, point.p90].map(us => us / point.samples));
+  const paid = priced.flatMap(point => [point.p10, point.p90].map(us => point.cost * us / point.us)), costs = ticks(...ends(paid));
   const left = 12 + LETTER * Math.max(...costs.map(value => tick(value).length));
   const best = front(shown), height = 320, bottom = 44, right = 12;
   const { picture, width } = canvas(host, height, "time against cost of a million samples");
@@ -173,7 +266,7 @@ function drawFront(host, points, batch) {
     picture.append(drawn("text", { x: left - 6, y: y(value) + 4, class: "value" }, tick(value)));
   const named = [];
   for (const point of [...shown].sort((a, b) => y(a.cost) - y(b.cost))) {
-    const now = point.batch === batch, at = [x(seconds(point)), y(point.cost)];
+    const now = SLIDERS.every(axis => point[axis] === state[axis]), at = [x(seconds(point)), y(point.cost)];
     const says = `${label(point, points)}, batch ${point.batch}: ${digits(seconds(point))} s, ${digits(point.cost)} ${point.currency}`;
     const mark = drawn("circle", { cx: at[0], cy: at[1], r: now ? 6 : 4, class: now ? "now" : "other" });
     mark.append(drawn("title", {}, says));
@@ -193,7 +286,7 @@ function drawFront(host, points, batch) {
 
 function start() {
   const element = id => document.getElementById(`explore-${id}`);
-  const points = JSON.parse(element("data").textContent).points;
+  const data = JSON.parse(element("data").textContent), points = atSpeeds(data.points);
   let state = readState(points, location.hash);
 
   function toggles() {
@@ -217,30 +310,43 @@ function start() {
   function show() {
     for (const axis of AXES)  // the toggles stay, and with them the keyboard's focus
       for (const box of document.getElementsByName(`explore-${axis}`)) box.checked = state[axis].includes(box.value);
-    const all = sizes(points, state), slider = element("batch"), picked = chosen(points, state);
-    Object.assign(slider, { min: 0, max: all.length - 1, value: all.indexOf(state.batch) });
-    slider.parentElement.hidden = all.length < 2;
-    slider.setAttribute("aria-valuetext", state.batch);
-    element("size").textContent = state.batch.toLocaleString("en");
-    const rows = picked.filter(point => point.batch === state.batch);
+    for (const axis of SLIDERS) {
+      const slider = element(axis), all = stops(points, state, axis), now = state[axis].toLocaleString("en");
+      Object.assign(slider, { min: 0, max: all.length - 1, value: all.indexOf(state[axis]) });
+      slider.parentElement.hidden = all.length < 2;
+      slider.nextElementSibling.textContent = axis === "speed" ? now + " ×" : now;
+      slider.setAttribute("aria-valuetext", slider.nextElementSibling.textContent);
+    }
+    for (const [field, text] of Object.entries({ amount: state.amount, epochs: state.epochs || "1" })) {
+      if (element(field) !== document.activeElement) element(field).value = state[field];
+      element(field).setAttribute("aria-invalid", text !== "" && !numberOf(text));
+    }
+    const wrong = document.querySelector("#explore [aria-invalid=true]");
+    element("hint").textContent = wrong ? "no number above 0: write for example 1281167 or 1.2M" : "";
+    const every = points.filter(point => state.model.includes(point.model)), picked = chosen(points, state);
+    element("unit").value = state.unit;
+    element("unit").disabled = !every.some(point => point.seq_len);
+    const rows = picked.filter(point => SLIDERS.every(axis => point[axis] === state[axis]));
     if (values(rows, "gpu").length > MANY) rows.sort((a, b) => a.us / a.samples - b.us / b.samples);
     element("none").hidden = rows.length > 0;
-    const every = points.filter(point => state.model.includes(point.model));
-    if (rows.length) { drawSteps(element("steps"), rows, every); drawMemory(element("memory"), rows, every); }
+    if (rows.length) { drawSteps(element("steps"), rows, every, data.colours); drawMemory(element("memory"), rows, every); }
     else { element("steps").replaceChildren(); element("memory").replaceChildren(); }
-    drawFront(element("front"), picked, state.batch);
-    element("command").textContent = command(rows);
+    drawFamilies(element("families"), rows, data.colours);
+    drawWork(element("work"), rows, state);
+    drawFront(element("front"), picked, state);
+    element("command").textContent = command(rows, state);
   }
 
   function change(part) {
-    state = { ...state, ...part };
-    const all = sizes(points, state);
-    if (!all.includes(state.batch)) state.batch = all.at(-1);
+    state = settled(points, { ...state, ...part });
     history.replaceState(null, "", writeState(points, state));
     show();
   }
 
-  element("batch").addEventListener("input", event => change({ batch: sizes(points, state)[event.target.value] }));
+  for (const axis of SLIDERS)
+    element(axis).addEventListener("input", event => change({ [axis]: stops(points, state, axis)[event.target.value] }));
+  for (const field of ["amount", "unit", "epochs"])
+    element(field).addEventListener("input", event => change({ [field]: event.target.value.trim() }));
   element("copy").addEventListener("click", async () => {
     const text = element("command"), said = element("said");
     try { await navigator.clipboard.writeText(text.textContent); said.textContent = "copied"; }

@@ -1,4 +1,4 @@
-"""A page to play with: computed points with toggles and a slider of the batch size, as one file that needs no network.
+"""A page to play with: computed points with toggles and sliders, as one file that needs no network.
 
 `explore.js` draws what is chosen; it holds no library. The report of a grid shows the same part first.
 """
@@ -11,12 +11,16 @@ import html
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline.answers.host_share import Key, point
+from pipeline.families import family_colour
 from pipeline.prediction import Prediction
 from pipeline.schemas import write_text
 from pipeline.show.brief import Fact
+from pipeline.show.figures.python_plots import device_parts
 
 PART = Path(__file__).with_name("explore.html")
 SCRIPT = Path(__file__).with_name("explore.js")
@@ -30,46 +34,67 @@ STYLE = Path(__file__).with_name("page.css")
 
 
 def page_points(
-    predictions: Sequence[Prediction], usable_bytes: Sequence[int]
+    predictions: Sequence[Prediction],
+    usable_bytes: Sequence[int],
+    at_speeds: Mapping[Key, Mapping[float, Prediction]] | None = None,
 ) -> list[dict[str, Any]]:
-    """What the page shows of each prediction: plain values, times in µs, memory in bytes, cost of a million samples.
+    """What the page shows of each prediction: plain values, memory in bytes, and `hosts`: its step by the speed of the host.
 
     Args:
         predictions: the points.
         usable_bytes: memory of each point's GPU that PyTorch can use.
+        at_speeds: the points with other speeds of their hosts (`host_share.at_speeds`).
     """
+    known = at_speeds or {}
     return [
         {
             "model": p.model,
             "gpu": p.gpu,
+            "devices": p.devices,
             "dtype": p.asked.get("dtype", ""),
             "options": " ".join(
-                text for text in p.options if text != f"dtype={p.asked.get('dtype')}"
+                text
+                for text in p.options
+                if text not in (f"dtype={p.asked.get('dtype')}", f"devices={p.devices}")
             ),
             "batch": p.batch_size,
             "samples": p.global_batch,
-            "us": p.predicted_us,
-            "active": p.active_us,
-            "p10": p.p10_us,
-            "p90": p.p90_us,
-            "bound": p.bound,
+            "seq_len": p.seq_len,
+            "work": asdict(p.work) if p.work else None,
             "memory": p.memory_bytes,
             "usable": usable,
             "fits": p.fits,
             "tight": p.tight,
-            "cost": 1e6 / p.samples_per_price if p.samples_per_price else None,
             "currency": p.price.currency if p.price else "",
-            "overrides": [text.lstrip("+") for text in p.overrides],
+            "hosts": [
+                {"speed": speed, **_step(at)}
+                for speed, at in sorted({1.0: p, **known.get(point(p), {})}.items())
+            ],
         }
         for p, usable in zip(predictions, usable_bytes, strict=True)
     ]
 
 
+def _step(p: Prediction) -> dict[str, Any]:
+    """What depends on the host: times in µs, what all GPUs cost in an hour, and how to ask for the step."""
+    return {
+        "us": p.predicted_us,
+        "active": p.active_us,
+        "p10": p.p10_us,
+        "p90": p.p90_us,
+        "bound": p.bound,
+        "per_hour": p.per_hour,
+        "parts": {name: round(us, 2) for name, us in device_parts(p).items()},
+        "overrides": [text.lstrip("+") for text in p.overrides],
+    }
+
+
 def explore_part(points: Sequence[Mapping[str, Any]]) -> str:
     """The part of a page, with its data and its script."""
-    data = json.dumps({"points": list(points)}, allow_nan=False).replace(
-        "<", "\\u003c"
-    )  # no tag can end the script
+    names = dict.fromkeys(name for each in points for name in each["hosts"][0]["parts"])
+    shown = {"points": points, "colours": {name: family_colour(name) for name in names}}
+    data = json.dumps(shown, allow_nan=False)
+    data = data.replace("<", "\\u003c")  # no tag can end the script
     script = SCRIPT.read_text(encoding="utf-8")
     return PART.read_text(encoding="utf-8").replace("{{script}}", script).replace("{{data}}", data)
 
