@@ -15,7 +15,8 @@ import numpy as np
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from pipeline.answers.engine import engine
+from pipeline.answers.engine import Answer, engine
+from pipeline.answers.known_answers import known_prediction
 from pipeline.answers.memory_course import memory_course
 from pipeline.errors import InputError
 from pipeline.paths import check_file
@@ -170,24 +171,15 @@ def predict(
         raise InputError(f"--depth {depth}: modules are shown with --by module")
     check_file(timeline, "--timeline", TIMELINES)
     check_file(roofline, "--roofline")
-    question, detail = ask(texts), any((timeline, roofline, by))
+    question = ask(texts)
     with working("predicting"):
-        answer = engine(**results).predict_one(question, detail)
-        prediction = answer.whole()
-        if timeline is not None:
-            if answer.timeline is None or answer.calls is None:
-                raise InputError(
-                    "gpu=local: the pipeline writes this timeline, timeline.html beside its summary"
-                )
-            course = memory_course(question, answer.timeline, answer.calls)
-            write_timeline(
-                answer.timeline,
-                timeline,
-                answer.calls,
-                beside=answer.other_rank,
-                title=question.title,
-                memory=None if course is None else course.drawn(),
-            )
+        if any((timeline, roofline, by)):
+            answer = engine(**results).predict_one(question)
+            prediction = answer.whole()
+            if timeline is not None:
+                _write_timeline(answer, timeline)
+        else:
+            prediction = known_prediction(question, **results)
     if roofline is not None:
         save_as(prediction.plot("roofline"), roofline)
     if by is not None:
@@ -196,6 +188,23 @@ def predict(
         paths = {"timeline": timeline, "roofline": roofline}
         written = {name: str(path) for name, path in paths.items() if path}
         show_one(prediction, written, why)
+
+
+def _write_timeline(answer: Answer, path: Path) -> None:
+    question = answer.question
+    if answer.timeline is None or answer.calls is None:
+        raise InputError(
+            "gpu=local: the pipeline writes this timeline, timeline.html beside its summary"
+        )
+    course = memory_course(question, answer.timeline, answer.calls)
+    write_timeline(
+        answer.timeline,
+        path,
+        answer.calls,
+        beside=answer.other_rank,
+        title=question.title,
+        memory=None if course is None else course.drawn(),
+    )
 
 
 def _show_modules(prediction: Prediction, deepest: int, as_json: bool, as_csv: bool) -> None:

@@ -368,7 +368,7 @@ def graph_key(config: Mapping[str, Any], batch_size: int, edit: EditSettings = N
             "batch_size": batch_size,
             "edit": edit.texts,
             "code": module_digest("pipeline.graph.step_store"),
-            "libraries": _installed()
+            "libraries": installed()
             if architecture == "custom"
             else [_version(name) for name in packages],
             "files": file_digests(config) if any(map(config.get, NAMING_FILES)) else {},
@@ -386,6 +386,6 @@ def _version(package: str) -> str:
 
 
 @cache
-def _installed() -> list[str]:
+def installed() -> list[str]:
     """Names and versions of all installed packages: the user's own step may use any of them."""
     return sorted(path.name for folder in sys.path for path in Path(folder).glob("*.dist-info"))

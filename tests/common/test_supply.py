@@ -251,7 +251,7 @@ def test_no_module_reads_a_format_that_can_run_code() -> None:
 
 
 OWN_PACKS_DIR = {
-    "paths", "model_files", "flow", "scripting", "answers/who_answers", "answers/gap_models",
+    "paths", "model_files", "flow", "scripting", "answers/who_answers", "answers/known_answers",
     "commands/listing_commands", "show/grid_inputs", "show/kernel_runs",
 }  # fmt: skip
 """Modules that build paths of packs: the first two, and those that list what there is or hash it."""

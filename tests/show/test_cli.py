@@ -181,8 +181,8 @@ def test_an_interrupt_ends_in_one_line_and_130() -> None:
         "import signal, sys, time, pipeline.cli as cli\n"
         # a shell's background jobs, and what they start, ignore interrupts
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "def wait(**results):\n    print('ready', flush=True)\n    time.sleep(600)\n"
-        "cli.engine = wait\nsys.argv = ['steptime', 'predict']\ncli.main()\n"
+        "def wait(question):\n    print('ready', flush=True)\n    time.sleep(600)\n"
+        "cli.known_prediction = wait\nsys.argv = ['steptime', 'predict']\ncli.main()\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
