@@ -292,11 +292,15 @@ class Prediction:
         return f"{gibibytes(self.memory_bytes)}, {self.memory_state}{where}"
 
     @property
+    def cards(self) -> str:
+        """The GPU, behind the number of several."""
+        return f"{self.devices} x {self.gpu}" if self.devices > 1 else self.gpu
+
+    @property
     def title(self) -> str:
         """What was predicted, in a few words."""
         batch = "" if self.traced and self.batch_size == 1 else f", batch {self.batch_size}"
-        several, each = (f"{self.devices} x ", " each") if self.devices > 1 else ("", "")
-        return f"{self.own_name} on {several}{self.gpu}{batch}{each}"
+        return f"{self.own_name} on {self.cards}{batch}{' each' * (self.devices > 1)}"
 
     def __str__(self) -> str:
         name = f" ({self.named})" if self.named else ""

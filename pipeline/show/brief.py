@@ -96,7 +96,7 @@ def _sentence(text: str) -> str:
 
 
 def _named(p: Prediction) -> str:
-    return f"{p.gpu}, batch {p.batch_size:,}"
+    return f"{p.cards}, batch {p.batch_size:,}"
 
 
 def _us_per_sample(p: Prediction) -> float:
@@ -132,7 +132,7 @@ def _fastest(points: Sequence[Prediction], name: str) -> Fact:
     if wins and min(wins) > 0.5:
         rival = best[1 + wins.index(min(wins))]
         chance = (
-            f"; it beats {rival.gpu} in {min(100 * min(wins), 99):.0f} % of draws of the errors"
+            f"; it beats {rival.cards} in {min(100 * min(wins), 99):.0f} % of draws of the errors"
         )
     says = f"{name}{throughput_sentence(table)}{chance}{on_hosts(table)}."
     top = best[0].samples_per_s
@@ -151,7 +151,7 @@ def _cheapest(points: Sequence[Prediction], name: str) -> Fact:
         return Fact("Which is cheapest?", f"{name}No GPU has a price: give price.GPU=USD_AN_HOUR.")
     flags = tied_gpus(_ends(best, _per_million))
     tied = [p for p, ties in zip(best, flags, strict=True) if ties]
-    says = f"{gpus_named([p.gpu for p in tied])} "
+    says = f"{gpus_named([p.cards for p in tied])} "
     says += f"tie: {why_tied(tied)}" if len(tied) > 1 else f"at batch {tied[0].batch_size:,}"
     longest = max(map(_per_million, best[:MOST_CARDS]))
     currency = best[0].price.currency if best[0].price else ""
@@ -193,4 +193,4 @@ def faster(p: Prediction, says: str = "", command: str = "") -> Fact:
     """What makes a point faster, by default where to ask for it."""
     words = [f"gpu={p.gpu}", f"model={p.model}", f"batch_size={p.batch_size}", *p.overrides]
     command = command or " ".join(["steptime advise", *words])
-    return Fact("What makes it faster?", f"{says or f'Ask for advice on {p.gpu}'}: ", (), command)
+    return Fact("What makes it faster?", f"{says or f'Ask for advice on {p.cards}'}: ", (), command)

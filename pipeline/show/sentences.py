@@ -33,7 +33,7 @@ def weakest(predictions: Sequence[Prediction]) -> str:
     p = max(predictions, key=lambda p: (order.index(p.sureness), p.p90_us / p.p10_us))
     word = "a guess" if p.sureness == "guess" else p.sureness
     which = (
-        f"The weakest, {p.gpu} at batch {p.batch_size:,}, is" if len(predictions) > 1 else "It is"
+        f"The weakest, {p.cards} at batch {p.batch_size:,}, is" if len(predictions) > 1 else "It is"
     )
     return f"{which} {word} (glossary: how sure)"
 
@@ -138,9 +138,11 @@ def throughput_sentence(rows: pd.DataFrame) -> str:
     speeds = [rate(float(value)) for value in tie["samples_per_s"]]
     if len(tie) == 1:
         return (
-            f"{tie['gpu'].iloc[0]} reaches {speeds[0]} samples/s at batch"
+            f"{tie['cards'].iloc[0]} reaches {speeds[0]} samples/s at batch"
             f" {tie['batch_size'].iloc[0]:,}"
         )
     speeds = distinct(speeds)
     shown = listed(speeds) if len(speeds) <= MOST_NAMED else f"{speeds[-1]} to {speeds[0]}"
-    return f"{gpus_named(list(tie['gpu']))} tie at {shown} samples/s: {why_tied(tie.itertuples())}"
+    return (
+        f"{gpus_named(list(tie['cards']))} tie at {shown} samples/s: {why_tied(tie.itertuples())}"
+    )

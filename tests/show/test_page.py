@@ -12,6 +12,8 @@ import pytest
 
 from evaluation.figures.accuracy_gallery import ENTRIES
 from evaluation.pages.chromium import Page
+from pipeline.answers.engine import engine
+from pipeline.question.question import ask
 from pipeline.show.brief import brief, faster
 from pipeline.show.comparison import Comparison
 from pipeline.show.explore_page import POLICY
@@ -173,6 +175,13 @@ def test_the_answers_of_one_point_are_its_own(artifacts: Artifacts) -> None:
     assert room.says == "Every point fits." and "price.GPU=" in cheapest.says
     assert faster.command == "steptime advise gpu=V100 model=dlrm_default batch_size=512"
     assert sure.says.startswith("It is good (glossary: how sure); p10 to p90 is at most −10 % to")
+
+
+def test_the_brief_says_how_many_gpus_a_point_has() -> None:
+    several = ["gpu=V100", "model=dlrm_small", "model.embedding=dense", "devices=2"]
+    fastest, *_, faster, _ = brief([engine().predict_one(ask(several)).whole()], [30 << 30])
+    assert fastest.says.startswith("2 x V100 reaches") and fastest.bars[0][0].startswith("2 x V100")
+    assert "2 x V100" in faster.says
 
 
 def test_a_timeline_has_the_name_of_its_point() -> None:

@@ -64,9 +64,7 @@ def layout_families(points: Sequence[Prediction]) -> pd.DataFrame:
     if not alike or len({*layouts}) < 2:
         return families([])
     tables = [
-        families([p]).assign(
-            gpu=layout, model_variant=f"{p.model} on {p.devices} x {p.gpu}", fits=p.fits
-        )
+        families([p]).assign(gpu=layout, model_variant=f"{p.model} on {p.cards}", fits=p.fits)
         for p, layout in zip(points, layouts, strict=True)
     ]
     return pd.concat(tables, ignore_index=True)

@@ -60,7 +60,7 @@ def steps(points: Iterable[Prediction]) -> pd.DataFrame:
         A table of these columns.
         Point: gpu, workload (model, variant and batch size as one label), model_variant, batch_size.
         Times: predicted_us, active_us, idle_us, host_us, kernels_us (sum of all kernels), p10_us, p90_us, measured_us.
-        Other results: samples_per_s, fits, bound, device_evidence, host_evidence, unmodelled_share.
+        Other results: samples_per_s, fits, bound, device_evidence, host_evidence, unmodelled_share, host, cards.
     """
     rows = [
         {
@@ -78,7 +78,7 @@ def steps(points: Iterable[Prediction]) -> pd.DataFrame:
 
 COLUMNS = (
     "predicted_us", "active_us", "idle_us", "host_us", "p10_us", "p90_us", "samples_per_s", "fits",
-    "bound", "unmodelled_share", "host",
+    "bound", "unmodelled_share", "host", "cards",
 )  # fmt: skip
 """Columns of `steps` that are attributes of a prediction."""
 
