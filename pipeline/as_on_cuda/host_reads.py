@@ -119,7 +119,7 @@ def assumed_reads() -> Iterator[None]:
     Floating-point numbers are mostly logged or checked to be finite. Integers (which become sizes) and results of
     comparisons have no usual answer, so PyTorch raises its error for them.
     """
-    usual: Any = {name: getattr(Tensor, name) for name in (*READS, *WITH_VALUES, "cpu")}
+    usual: Any = {name: getattr(Tensor, name) for name in (*READS, *WITH_VALUES, "cpu", "__format__")}
 
     def answering(name: str, kind: Callable[[Any], Any]) -> Callable[[Tensor], Any]:
         def answer(self: Tensor) -> Any:
@@ -137,6 +137,14 @@ def assumed_reads() -> Iterator[None]:
         read(self)  # the copy has all bytes; later work on the result is on the host
         return self.view_as(self) if (values := known(self)) is None else values
 
+    def shown(self: Tensor, spec: str) -> str:
+        if not is_empty(self) or self.dim():
+            return str(usual["__format__"](self, spec))
+        read(self)  # a text changes no step: any number will do
+        return format(
+            ASSUMED_NUMBER if self.is_floating_point() else int(ASSUMED_NUMBER), spec
+        )
+
     def pack(x: Tensor, lengths: Tensor, *options: Any) -> Any:
         on_host = known(lengths)
         return packing(x, lengths if on_host is None else on_host, *options)
@@ -145,7 +153,7 @@ def assumed_reads() -> Iterator[None]:
     kinds = READS | dict.fromkeys(WITH_VALUES, lambda value: value)
     with ExitStack() as stack:
         answers: dict[str, Any] = {name: answering(name, kind) for name, kind in kinds.items()}
-        stack.enter_context(replaced(Tensor, cpu=cpu, **answers))
+        stack.enter_context(replaced(Tensor, cpu=cpu, __format__=shown, **answers))
         stack.enter_context(replaced(RECURRENT_FUNCTIONS, **{PACKING: pack}))
         for owner in (torch, Tensor):
             checks = {name: usual for name, usual in ASSUMED_CHECKS.items() if hasattr(owner, name)}

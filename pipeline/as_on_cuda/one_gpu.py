@@ -8,11 +8,13 @@ and a warning says what is left out (`DistributedDataParallel` is in `wrappers`)
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -49,6 +51,7 @@ def one_gpu(device: str) -> Iterator[None]:
     """While the body runs, a user's script finds one GPU, which is `device` ("meta", or "cpu" for fake tensors)."""
     with ExitStack() as stack:
         stack.enter_context(one_cuda_device())
+        stack.enter_context(_variables_of_torchrun())
         if dist.is_available():
             stack.enter_context(_own_group())
         stack.enter_context(_wrappers_left_out())
@@ -100,6 +103,18 @@ class OnOneDevice(TorchFunctionMode):
         kind = "cuda" if isinstance(value, int) else torch.device(value).type
         stays = kind == "cpu" and isinstance(moved, Tensor) and is_empty(moved)
         return self.device if kind == "cuda" or stays else value
+
+
+def _variables_of_torchrun() -> AbstractContextManager[Any]:
+    """The environment variables that `torchrun` sets, for the first of all ranks, on one node."""
+    ranks = str(dist.get_world_size() if is_recording() else 1)
+    told = {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ranks),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }
+    return mock.patch.dict(os.environ, told)
 
 
 @contextmanager
