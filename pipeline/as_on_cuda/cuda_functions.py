@@ -176,6 +176,11 @@ def one_cuda_device() -> Iterator[None]:
         "get_device_properties": gpu_properties,
         "get_device_name": lambda *_: gpu_properties().name,
         "get_device_capability": lambda *_: (gpu_properties().major, gpu_properties().minor),
+        # older chips compute bf16 by way of fp32
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or gpu_properties().major >= 8
+        ),
+        "is_tf32_supported": lambda: gpu_properties().major >= 8,
         "mem_get_info": lambda *_: (gpu_properties().total_memory,) * 2,
         "is_available": _for_scripts(cuda.is_available, lambda: True),
         "device_count": _for_scripts(cuda.device_count, _count),
@@ -215,7 +220,7 @@ def _modules_moved_by_index() -> Any:
     usual: Any = nn.Module.to
 
     def named(value: Any) -> Any:
-        return "cuda" if type(value) is int else value
+        return f"cuda:{value}" if type(value) is int else value
 
     def move(self: Any, *args: Any, **kwargs: Any) -> Any:
         return usual(self, *map(named, args), **{key: named(kwargs[key]) for key in kwargs})

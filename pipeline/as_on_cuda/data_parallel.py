@@ -19,7 +19,12 @@ from torch.nn.parallel import distributed
 from pipeline.as_on_cuda.fully_sharded import is_sharded, shard_in_step
 from pipeline.as_on_cuda.patches import replaced, stderr_silenced
 from pipeline.as_on_cuda.recording_group import WRAPPED
-from pipeline.as_on_cuda.torch_names import CHECK_OF_HOOKS, FIRST_EXCHANGES, TorchDispatchMode
+from pipeline.as_on_cuda.torch_names import (
+    CHECK_OF_HOOKS,
+    FIRST_EXCHANGES,
+    TorchDispatchMode,
+    tree_map,
+)
 from pipeline.errors import InputError
 
 WARM_UP = 4
@@ -64,9 +69,25 @@ def exchanges_recorded() -> AbstractContextManager[None]:
     ) -> None:
         with replaced(distributed, **dict.fromkeys(FIRST_EXCHANGES, lambda *_, **__: None)):
             init(self, module, None, None, *args, **kwargs)
+        copy_inputs(self, device_ids)
         WRAPPED.append(self)
 
     return replaced(kind, __init__=begin, **{CHECK_OF_HOOKS: lambda *_: None})
+
+
+def copy_inputs(wrapper: nn.Module, device_ids: object) -> None:
+    """Let a wrapper copy to its GPU what it is given on the host, if it knows its GPU."""
+
+    def copied(_: object, args: Any, kwargs: Any) -> Any:
+        gpu = next(wrapper.parameters()).device
+
+        def there(x: Any) -> Any:
+            return x.to(gpu) if isinstance(x, Tensor) and x.device != gpu else x
+
+        return tree_map(there, (args, kwargs))
+
+    if device_ids:
+        wrapper.register_forward_pre_hook(copied, with_kwargs=True)
 
 
 def reducers_reads() -> AbstractContextManager[object]:

@@ -119,7 +119,9 @@ def assumed_reads() -> Iterator[None]:
     Floating-point numbers are mostly logged or checked to be finite. Integers (which become sizes) and results of
     comparisons have no usual answer, so PyTorch raises its error for them.
     """
-    usual: Any = {name: getattr(Tensor, name) for name in (*READS, *WITH_VALUES, "cpu", "__format__")}
+    usual: Any = {
+        name: getattr(Tensor, name) for name in (*READS, *WITH_VALUES, "cpu", "__format__")
+    }
 
     def answering(name: str, kind: Callable[[Any], Any]) -> Callable[[Tensor], Any]:
         def answer(self: Tensor) -> Any:
@@ -141,9 +143,7 @@ def assumed_reads() -> Iterator[None]:
         if not is_empty(self) or self.dim():
             return str(usual["__format__"](self, spec))
         read(self)  # a text changes no step: any number will do
-        return format(
-            ASSUMED_NUMBER if self.is_floating_point() else int(ASSUMED_NUMBER), spec
-        )
+        return format(ASSUMED_NUMBER if self.is_floating_point() else int(ASSUMED_NUMBER), spec)
 
     def pack(x: Tensor, lengths: Tensor, *options: Any) -> Any:
         on_host = known(lengths)

@@ -68,15 +68,16 @@ class OnOneDevice(TorchFunctionMode):
     def __init__(self, device: str) -> None:
         super().__init__()
         self.device = device
+        self._indices = set[int]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Rename devices, then call."""
         kwargs = kwargs or {}
         if func is Tensor.cuda:
             waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
-            return self.__torch_function__(
-                Tensor.to, types, (args[0], self.device), {"non_blocking": not waits}
-            )
+            place = args[1] if len(args) > 1 else kwargs.get("device")
+            there = (args[0], self._renamed(place, args[0]) or self.device)
+            return self.__torch_function__(Tensor.to, types, there, {"non_blocking": not waits})
         if func is Tensor.pin_memory:
             return args[0]
         if func is Tensor.record_stream:
@@ -100,9 +101,13 @@ class OnOneDevice(TorchFunctionMode):
         """The device instead of one that a call names; other arguments are unchanged."""
         if isinstance(value, bool) or not isinstance(value, str | int | torch.device):
             return value
-        kind = "cuda" if isinstance(value, int) else torch.device(value).type
-        stays = kind == "cpu" and isinstance(moved, Tensor) and is_empty(moved)
-        return self.device if kind == "cuda" or stays else value
+        place = torch.device("cuda", value) if isinstance(value, int) else torch.device(value)
+        if place.type == "cuda" and place.index is not None:
+            if self._indices and place.index not in self._indices:
+                _warn(f"{place}: the work of all GPUs of one process is predicted on one GPU")
+            self._indices.add(place.index)
+        stays = place.type == "cpu" and isinstance(moved, Tensor) and is_empty(moved)
+        return self.device if place.type == "cuda" or stays else value
 
 
 def _variables_of_torchrun() -> AbstractContextManager[Any]:

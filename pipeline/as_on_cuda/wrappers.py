@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pipeline.as_on_cuda.data_parallel import exchanges_recorded
+from pipeline.as_on_cuda.data_parallel import copy_inputs, exchanges_recorded
 from pipeline.as_on_cuda.host_reads import read
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.recording_group import is_recording
@@ -48,12 +48,15 @@ def unwrapped() -> Iterator[None]:
     kind: Any = DistributedDataParallel
     init, forward = kind.__init__, kind.forward
 
-    def begin(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    def begin(
+        self: Any, module: nn.Module, device_ids: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         if not _without_data(module):
-            init(self, module, *args, **kwargs)
+            init(self, module, device_ids, *args, **kwargs)
             return
         nn.Module.__init__(self)
         self.module = module
+        copy_inputs(self, device_ids)
         warnings.warn(
             "DistributedDataParallel: the step of one GPU is predicted, without the exchange of"
             " gradients",

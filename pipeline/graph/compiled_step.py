@@ -154,7 +154,7 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
         reads_noted,
         without_data,
     )
-    from pipeline.as_on_cuda.wrappers import compiled_calls
+    from pipeline.as_on_cuda.wrappers import compiled_calls, unwrapped
     from pipeline.graph.launched_nodes import computes, described, padding
 
     torch.set_num_threads(1)  # the threads of the process before the fork are gone
@@ -173,6 +173,7 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
     with (
         fake_tensor_mode(allow_non_fake_inputs=True) as mode,
         quiet_compiler(),
+        unwrapped(),
         fused_attention_of(target, None if step.pure else DTYPES.get(step.dtype)),
         cuda_means_host(),
         reads_noted(found.read),

@@ -49,6 +49,9 @@ OF_STEP = (
 )
 """Keys that `Step` reads, if the user's function gives it the configuration."""
 
+HOW = "docs/workloads.md#a-step-in-a-file shows such a function"
+"""Where the function of a step is explained."""
+
 TORCHREC = (
     "torchrec needs fbgemm_gpu, whose CPU build 1.9 does not load with PyTorch 2.13: write its"
     " exchanges as all_to_all_single, or take model=dlrm_dcnv2 parallel=hybrid with your tables"
@@ -160,14 +163,14 @@ def _made(
         name = getattr(function, "__name__", type(function).__name__)
         raise InputError(
             f"{shown_target(target)}: it is called as {name}(config, batch_size, device), and is"
-            f" defined as {name}{inspect.signature(function)} ({error})"
+            f" defined as {name}{inspect.signature(function)} ({error}); {HOW}"
         ) from None
     except ValueError:  # a function of a compiled module has no signature
         pass
     step = function(config, batch_size, device)
     if not isinstance(step, Step):
         raise InputError(
-            f"{shown_target(target)}: returned {type(step).__name__}, not a steptime.Step"
+            f"{shown_target(target)}: returned {type(step).__name__}, not a steptime.Step; {HOW}"
         )
     return step
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -174,7 +175,13 @@ def timed() -> None:
     assert begin.elapsed_time(end) > 0 and end.query()
 
 
+def shown(x: Tensor) -> None:
+    assert f"{x.mean():.3f} {x.argmax():4d} {torch.tensor(2.5):.1f}" == "1.000    1 2.5"
+
+
 def logged() -> None:
+    assert torch.cuda.is_bf16_supported()
+    assert not torch.cuda.is_bf16_supported(including_emulation=False)
     free, total = torch.cuda.mem_get_info()
     properties = torch.cuda.get_device_properties(0)
     assert properties.name == "V100" and properties.total_memory == total >= free > 1e10
@@ -211,6 +218,11 @@ MOVES = {
     "a wait": (lambda model: model, lambda x: torch.cuda.synchronize(), ["memcpy_d2h"]),
     "a wait for an event": (lambda model: model, lambda x: timed(), ["memcpy_d2h"]),
     "a log": (lambda model: model, lambda x: logged(), []),
+    "numbers in a log": (
+        lambda model: model,
+        shown,
+        ["memcpy_d2h", "memcpy_d2h", "reduction", "reduction"],
+    ),
 }
 
 
@@ -222,7 +234,36 @@ def test_what_moves_to_the_gpu_is_on_the_device_of_the_capture(what: str) -> Non
     families = list(calls["family"].dropna())
     for family in plain["family"].dropna():
         families.remove(family)
-    assert families == more
+    assert sorted(families) == more
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.filterwarnings("ignore::pipeline.errors.SteptimeWarning")
+def test_a_script_for_torchrun_reads_its_variables_and_feeds_its_wrapper_from_the_host(
+    devices: int,
+) -> None:
+    def prepare(model: nn.Module) -> nn.Module:
+        rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("nccl", rank=int(os.environ["RANK"]), world_size=ranks)
+        assert (rank, ranks) == (0, devices) == (dist.get_rank(), dist.get_world_size())
+        return nn.parallel.DistributedDataParallel(model.to(rank), device_ids=[rank])
+
+    def make_step(config: Any, batch_size: int, device: str) -> Step:
+        model, batch = prepare(net()), (torch.rand(batch_size, 64),)
+        forward = lambda x: model(torch.rand(batch_size, 64))  # noqa: E731
+        return Step([model], [batch], forward, lambda out, x: out.sum(), device, config)
+
+    before = dict(os.environ)
+    p = predict("A100", step=make_step, batch_size=64, devices=devices)
+    assert p.calls is not None and os.environ == before
+    assert (p.calls["family"] == "memcpy_h2d").sum() == 2, "the batch, and the input of the wrapper"
+
+
+def test_a_second_gpu_of_one_process_is_taken_as_the_same_and_the_answer_says_so() -> None:
+    p, _ = predicted(step_of(lambda model: model.cuda(0), lambda x: x.to(1)))
+    assert p.warnings == ("cuda:1: the work of all GPUs of one process is predicted on one GPU",)
+    p, _ = predicted(step_of(lambda model: model.to(3), lambda x: x.to("cuda:3")))
+    assert p.warnings == ()
 
 
 def test_autocast_for_the_device_that_a_script_found_is_that_of_the_gpu() -> None:
