@@ -62,8 +62,8 @@ def known(value: Tensor) -> Tensor | None:
 
 
 FOLLOWED = frozenset((
-    "add", "amax", "bincount", "clone", "cumsum", "flatten", "getitem", "gt", "int", "long", "lt",
-    "max", "min", "mul", "sort", "sub", "sum", "to", "view",
+    "add", "amax", "bincount", "clamp", "clone", "cumsum", "div", "flatten", "floordiv", "getitem",
+    "gt", "int", "long", "lt", "max", "min", "mul", "sort", "sub", "sum", "to", "view",
 ))  # fmt: skip
 """Names, without underscores, of what keeps whole numbers known that the host made."""
 

@@ -70,6 +70,7 @@ def test_lengths_that_the_host_made_are_known_to_it_and_to_packed_sequences() ->
 
     def forward(x: Tensor, lengths: Tensor, labels: Tensor) -> Any:
         assert lengths.tolist() == [3, 1, 2] and int(lengths.max()) == 3
+        assert int((torch.div(lengths.clamp(min=2), 2, rounding_mode="floor") // 1).sum()) == 3
         assert lengths.to(torch.int32).sum().item() == 6 and (lengths > 2).cpu().tolist()[0]
         rows = x[:3].repeat_interleave(lengths, 0)
         assert len(rows) == 6
