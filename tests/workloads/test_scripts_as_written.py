@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, SteptimeWarning
 from pipeline.prediction_parts import lacking_models
 from steptime import Step, compare, predict
 
@@ -83,6 +83,14 @@ def test_lengths_that_the_host_made_are_known_to_it_and_to_packed_sequences() ->
 
     calls = calls_of(forward, torch.tensor([3, 1, 2]), torch.rand(3))
     assert (calls["family"] == "memcpy_d2h").sum() >= 5, "the host waits for each value"
+
+
+def test_a_step_whose_way_depends_on_a_number_that_it_reads_is_warned_of() -> None:
+    def forward(x: Tensor) -> Tensor:
+        return x * 2 if x.mean().item() > 0.5 else x
+
+    with pytest.warns(SteptimeWarning, match=r"taken as 1\.0, with 0\.5; a run may go another way"):
+        calls_of(forward)
 
 
 def test_indices_are_counted_by_a_number_of_entries_and_groups_are_equal() -> None:
