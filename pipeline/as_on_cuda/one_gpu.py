@@ -12,9 +12,8 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -110,8 +109,9 @@ class OnOneDevice(TorchFunctionMode):
         return self.device if place.type == "cuda" or stays else value
 
 
-def _variables_of_torchrun() -> AbstractContextManager[Any]:
-    """The environment variables that `torchrun` sets, for the first of all ranks, on one node."""
+@contextmanager
+def _variables_of_torchrun() -> Iterator[None]:
+    """While the body runs: the environment variables that `torchrun` sets, for the first of all ranks, on one node."""
     ranks = str(dist.get_world_size() if is_recording() else 1)
     told = {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
@@ -119,7 +119,13 @@ def _variables_of_torchrun() -> AbstractContextManager[Any]:
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "29500",
     }
-    return mock.patch.dict(os.environ, told)
+    before = dict(os.environ)
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextmanager
