@@ -28,16 +28,13 @@ from pipeline.as_on_cuda.shape_operators import is_empty, is_fake, meta_operator
 from pipeline.as_on_cuda.torch_names import PACKING, RECURRENT_FUNCTIONS, assumes_all_nonzero
 from pipeline.errors import ConfigError, SteptimeWarning
 
-ASSUMED_NUMBER = 1.0
-"""Assumed value, without unit, of a floating-point number that a step reads: finite and positive."""
-
 
 def _compared(name: str) -> Callable[[float, Any], bool]:
     """A comparison of `float` with a warning."""
 
     def compare(self: float, other: Any) -> bool:
         warnings.warn(
-            f"the step compares a number that it has read, taken as {ASSUMED_NUMBER}, with"
+            f"the step compares a number that it has read, taken as {self}, with"
             f" {other}; a run may go another way",
             SteptimeWarning,
             stacklevel=2,
@@ -52,6 +49,9 @@ class AssumedNumber(float):
 
     __lt__, __le__, __gt__, __ge__ = map(_compared, ("__lt__", "__le__", "__gt__", "__ge__"))
 
+
+ASSUMED_NUMBER = AssumedNumber(1.0)
+"""Assumed value, without unit, of a floating-point number that a step reads: finite and positive."""
 
 ASSUMED_CHECKS = {
     "all": True,
@@ -199,7 +199,7 @@ def _answer(value: Tensor) -> bool | float | int | None:
     if has_value or value.numel() != 1 or (usual is None and not value.is_floating_point()):
         return None
     read(value)
-    return AssumedNumber(ASSUMED_NUMBER) if usual is None else usual
+    return ASSUMED_NUMBER if usual is None else usual
 
 
 def _with_assumed_result(check: Callable[..., Any], usual: bool) -> Callable[..., Any]:
