@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from statistics import NormalDist
@@ -111,9 +111,6 @@ class KernelPredictor:
     """Whether intervals contain the error of another session."""
     complete: Callable[[], Mapping[str, KernelModel]] | None = None
     """`models` with those that fill their gaps, which are read at the first call that `models` do not cover."""
-    _last: dict[str, pd.DataFrame] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
 
     def predict(self, calls: pd.DataFrame) -> pd.DataFrame:
         """Times of device calls.
@@ -141,19 +138,12 @@ class KernelPredictor:
         return self.predict_distinct(distinct).iloc[which].set_axis(calls.index)
 
     def predict_distinct(self, calls: pd.DataFrame) -> pd.DataFrame:
-        """As `predict`, for calls of `distinct_calls`: in tables so small that networks compute in float64.
-
-        The last table is kept: the same steps are asked again with other hosts.
-        """
-        if self._last and calls.equals(self._last["calls"]):
-            return self._last["times"]
+        """As `predict`, for calls of `distinct_calls`: in tables so small that networks compute in float64."""
         blocks = [
             calls.iloc[at : at + ROWS_IN_DOUBLE]
             for at in range(0, max(len(calls), 1), ROWS_IN_DOUBLE)
         ]
-        times = with_extrapolated(pd.concat([self.predict_rows(block) for block in blocks]))
-        self._last.update(calls=calls, times=times)
-        return times
+        return with_extrapolated(pd.concat([self.predict_rows(block) for block in blocks]))
 
     def predict_rows(self, calls: pd.DataFrame) -> pd.DataFrame:
         """As `predict`, where every row is predicted for itself, also rows that are equal."""
