@@ -91,10 +91,12 @@ def test_the_gradient_of_max_pooling_asks_every_pixel_in_nchw_alone() -> None:
     ("trace", "gpu", "bar"),
     [("v100_ddp", "V100-SXM2-32GB", 0.05), ("rtx2080ti_resnet", "RTX2080Ti", 0.15)],
 )
-def test_batch_norms_of_resnets_are_near_those_of_public_traces(
+def test_batch_norms_and_gradients_of_resnets_are_near_those_of_public_traces(
     datasets: Path, trace: str, gpu: str, bar: float
 ) -> None:
-    """The V100's sum set `BATCH_NORM_SHARE`; the RTX 2080 Ti is a held-out GPU."""
+    """The V100's times set `BATCH_NORM_SHARE` and a constant of strided gradients; the RTX 2080 Ti is a held-out GPU."""
     found = compare(trace, gpu, datasets)
     rows = found[found["operator"].str.startswith("batch norm")]
     assert abs(rows["predicted_us"].sum() / rows["trace_us"].sum() - 1.0) < bar
+    (gradients,) = found.loc[found["operator"] == "convolution backward", "error_percent"]
+    assert abs(gradients) < 5.0

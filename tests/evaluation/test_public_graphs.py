@@ -29,7 +29,10 @@ def imported(folder: Path, trace: str) -> Graph:
 
 @pytest.mark.parametrize(
     "trace, model, first",
-    [("rtx2080ti_linear", "linear_stack", False), ("gpt2_et", "gpt2_large", True)],
+    [
+        ("rtx2080ti_linear", "linear_stack", False),
+        pytest.param("gpt2_et", "gpt2_large", True, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_rebuilt_model_matches_its_public_trace(datasets, trace, model, first):
     theirs = imported(datasets, trace)

@@ -138,6 +138,7 @@ def test_rows_without_sizes_and_with_labels_given_twice_are_answered(
     assert np.allclose(found["predicted_us"][:7], found["predicted_us"][:6:-1])
 
 
+@pytest.mark.nightly  # trains a model
 def test_a_published_network_learns_and_saves(gemm_samples: pd.DataFrame, tmp_path: Path) -> None:
     recipe = replace(SMALL, layers=2, width=32, steps=300, batch=256)
     network = train_published(gemm_samples, "gemm", recipe)

@@ -1,4 +1,4 @@
-"""Softmax's kernels: blocks and rounds as PyTorch counts them, and features that stay finite."""
+"""Softmax's kernels: blocks and rounds as PyTorch counts them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ def test_blocks_are_those_that_the_public_table_shows() -> None:
     [
         (1100, 256, 2.0),  # a vector of 4 each, then 76 of 256 threads once more
         (1536, 256, 3.0),  # a vector each, two single elements
-        (
-            1101,
-            256,
-            (2 + 5 + 5 + 5) / 4,
-        ),  # three of four rows begin beside a vector: 1 + 4 single elements
+        # three of four rows begin beside a vector: 1 + 4 single elements
+        (1101, 256, (2 + 5 + 5 + 5) / 4),
         (1102, 256, (2 + 5) / 2),
     ],
 )
