@@ -100,7 +100,6 @@ def test_topology_decides_not_the_sum_of_links():
         ("reduce", "broadcast"),
         ("alltoallv", "all_to_all"),
         ("ncclDevKernel_SendRecv", "send_recv"),
-        ("nccl:recv", "send_recv"),
         ("barrier", ""),
     ],
 )
@@ -233,7 +232,6 @@ def test_ranks_send_through_their_own_share_of_the_nics(op, ranks, groups, chang
     [
         (("all_gather", 8, 1), "latency_us", 7),
         (("all_gather", 16, 1), "latency_us", 7 + 2),  # beyond a ring of 8: up and down a tree
-        (("all_reduce", 16, 1), "latency_us", 2 * (7 + 2)),
         (("all_reduce", 64, 2**34, 4), "nic_latency_us", 2 * 3),
         (("all_reduce", 64, 1, 4), "nic_latency_us", 2 * 2),  # a tree
     ],

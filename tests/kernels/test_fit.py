@@ -164,6 +164,7 @@ def test_kernel_times_are_fitted_where_samples_have_them(samples, v100):
 
 
 def test_the_commands_keep_rows_order_and_columns(gemm_samples, tmp_path):
+    gemm_samples = gemm_samples.head(80)
     gemm_samples.assign(gpu="V100").to_parquet(tmp_path / "s.parquet")
     rows = fit_command(tmp_path / "s.parquet", "V100", None, tmp_path / "m")
     assert rows[0]["family"] == "gemm"

@@ -174,10 +174,8 @@ def test_intervals_hold_the_products_own_and_evidence_is_theirs():
 
 
 def test_a_latency_is_the_kernel_and_what_timing_adds():
-    floor = Floor(offset_us=10.0, default_us=500.0, by_op={})
-    found, _ = recurrent_us(
-        calls({}, {"H": 8, "T": 1}), by_work, Physics.of(load_gpu("V100")), floor
-    )
+    floor, table = Floor(10.0, 500.0, {}), calls({}, {"H": 8, "T": 1})
+    found, _ = recurrent_us(table, by_work, Physics.of(load_gpu("V100")), floor)
     assert found.latency == pytest.approx([found.kernel[0] + 10.0, 500.0])
     assert (found.latency_p10 < found.latency).all() and (found.latency < found.latency_p90).all()
 

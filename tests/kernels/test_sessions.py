@@ -16,7 +16,7 @@ from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.answers.step_errors import STEP_SIGMA_RATIO
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.estimate import FILE, NOTED_RATIO, Session, clock_notes, session_of
+from pipeline.kernels.estimate import FILE, Session, clock_notes, session_of
 from pipeline.model_files import list_packs, pack_models
 from pipeline.paths import packs_dir
 from tests.kernels.shipped import shipped
@@ -82,13 +82,10 @@ def test_the_interval_of_a_predicted_kernel_contains_the_error_of_a_session(
 
 
 def test_answers_of_cards_that_throttle_say_which_clock_they_mean() -> None:
-    (cool,), (whole,), (like,) = (clock_notes(load_gpu(name)) for name in ("P4", "T4", "L4"))
-    assert (
-        "cool, its products ran up to 3.2 times" in cool
-        and "in whole models, its products ran up to 1.6" in whole
-    )
+    (cool,), (like,) = (clock_notes(load_gpu(name)) for name in ("P4", "L4"))
+    assert "cool, its products ran up to 3.2 times" in cool
     assert "(not measured)" in like and "of a T4" in like and "differed by up to 1.6" in like
-    assert clock_notes(load_gpu("V100")) == () and NOTED_RATIO > 1
+    assert clock_notes(load_gpu("V100")) == ()
 
 
 def test_short_products_have_no_credit_in_a_step_of_a_small_card_without_samples() -> None:

@@ -168,7 +168,6 @@ OBLONG = [8, 64, 17, 34], [96, 16, 1, 7]
         ("aten::cudnn_convolution", SQUARE, CUDNN, (2, 2, 1, 1, 1, 1)),
         ("aten::conv2d", SQUARE, NEUTRAL, (2, 1, 0, 1, 3, 1)),
         ("aten::convolution", SQUARE, ["", "", "", "[2]", "[0]", "[1]"], (2, 2, 0, 0, 1, 1)),
-        ("aten::cudnn_convolution", SQUARE, None, (1, 1, 1, 1, 1, 1)),
         ("aten::cudnn_convolution", SQUARE, ["", "", "?", "[2, 2]", "[1, 1]"], (1, 1, 1, 1, 1, 1)),
         ("aten::cudnn_convolution", OBLONG, None, (1, 1, 0, 3, 1, 4)),
     ],

@@ -135,7 +135,6 @@ def test_a_moved_trace_keeps_its_name_and_its_families(tmp_path: Path) -> None:
         ("v100x8_dlrm/rank0_kineto.json.gz", "v100x8_dlrm_rank0"),
         ("runs/gpt2.json", "gpt2"),
         ("runs/gpt2.pt.trace.json.gz", "runs_gpt2"),
-        ("trace.json", "trace"),
         ("the tracked step", "the tracked step"),
     ],
 )
