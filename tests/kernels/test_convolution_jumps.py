@@ -5,7 +5,8 @@
 - `_rule_changes`: PyTorch gives a depthwise convolution in fp16 and NCHW to cuDNN only above a number of channels. Its
   own kernel for the half number can be many times slower (github.com/pytorch/pytorch/pull/58749 found 15 to 20 times).
 - `_uneven`: cuDNN has tensor-core kernels for narrow groups only where their number is a multiple of 32, with four or
-  more channels in each (`pipeline/families/tensor_cores.py`). Half of the groups or of their width may have none.
+  more channels in each (`pipeline/families/tensor_cores.py`). Half of the groups or of their width may have none. In NHWC
+  its older versions compute these with slow direct kernels, also where there are no tensor cores.
 - `_small_learned`: learned models of products are up to three times too long for some kernels under 0.1 ms (few rows or
   columns, a long reduction). `LARGER` in `pipeline/kernels/derived_calls.py` limits this, and longer kernels have none.
 - `_converted`: kernels for fp16 and bf16 exist in NHWC only. Around them cuDNN converts whole images, also pixels that a
@@ -22,7 +23,7 @@ import pytest
 
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.arrays import Flags
-from pipeline.families.convolutions import native
+from pipeline.families.convolutions import native, only_direct
 from pipeline.families.dims import Dims
 from pipeline.families.tensor_cores import evenly_grouped, on_tensor_cores
 from pipeline.hardware.find_gpu import load_gpu
@@ -110,9 +111,10 @@ def _rule_changes(larger: pd.DataFrame, smaller: pd.DataFrame, gpu: str) -> Flag
 
 
 def _uneven(larger: pd.DataFrame, smaller: pd.DataFrame, gpu: str) -> Flags:
-    """Whether tensor cores compute the larger grouped convolution, and not the smaller."""
-    lost = evenly_grouped(Dims(larger)) & ~evenly_grouped(Dims(smaller))
-    return np.asarray(lost & on_tensor_cores(Dims(larger), load_gpu(gpu)))
+    """Whether the library has fast kernels for the larger grouped convolution, and not for the smaller."""
+    spec, whole, half = load_gpu(gpu), Dims(larger), Dims(smaller)
+    lost = evenly_grouped(whole) & ~evenly_grouped(half)
+    return np.asarray(lost & (on_tensor_cores(whole, spec) | only_direct(half, spec)))
 
 
 def _small_learned(found: pd.DataFrame) -> Flags:

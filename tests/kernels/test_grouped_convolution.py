@@ -56,9 +56,7 @@ POINT = {"kernel_size": 1, "padding": 0, "stride": 2, "B": 8, "input_size": 7}
         (False, POINT),
         (True, {**POINT, "input_size": 8}),
         (True, {**POINT, "B": 17}),
-        (True, {**POINT, **wide(127)}),
         (False, {**POINT, "B": 1, "input_size": 28}),
-        (True, {**POINT, "B": 1, "input_size": 29}),
         (False, {"kernel_size": 1, "kernel_size_w": 15, "input_size": 1, "input_size_w": 400}),
     ],
 )
