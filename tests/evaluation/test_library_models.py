@@ -11,7 +11,7 @@ from evaluation.pages.library_models import HEAD, Case, answer_apart, cases, sho
 from pipeline.paths import project_dir
 from pipeline.question.options import NAMED_BY
 
-EVERY = 100
+EVERY = 250
 """One of so many models is predicted in the suite."""
 
 SHARE_POINTS = 5

@@ -20,43 +20,36 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.transfer.shipped_models import load_models
 
 _TABLE = [
-    ("call_module", "transformer.wte", "[[4, 64]]", "(4, 64, 1024)"),
-    ("call_function", "<built-in function add>", "[[4, 64, 1024], [4, 64, 1024]]", "(4, 64, 1024)"),
-    ("call_module", "transformer.h.0.ln_1", "[[4, 64, 1024]]", "(4, 64, 1024)"),
-    ("call_function", "<function softmax at 0x15552dc96d80>", "[[64, 64, 64]]", "(64, 64, 64)"),
-    ("call_module", "transformer.h.0.mlp.c_proj", "[[4, 64, 4096]]", "(4, 64, 1024)"),
-    ("call_function", "<built-in function add>", "[[4, 64, 1024], [4, 64, 1024]]", "(4, 64, 1024)"),
-    ("call_module", "transformer.ln_f", "[[4, 64, 1024]]", "(4, 64, 1024)"),
-    ("call_module", "lm_head", "[[4, 64, 1024]]", "(4, 64, 50257)"),
+    ("call_module", "transformer.wte", "[[4, 64]]", 30.0),
+    ("call_function", "<built-in function add>", "[[4, 64, 1024], [4, 64, 1024]]", 30.0),
+    ("call_module", "transformer.h.0.ln_1", "[[4, 64, 1024]]", 30.0),
+    ("call_function", "<function softmax at 0x15552dc96d80>", "[[64, 64, 64]]", 300.0),
+    ("call_module", "transformer.h.0.mlp.c_proj", "[[4, 64, 4096]]", 40.0),
+    ("call_module", "transformer.ln_f", "[[4, 64, 1024]]", 30.0),
+    ("call_module", "lm_head", "[[4, 64, 1024]]", 500.0),
 ]
+SHAPES = {"[[64, 64, 64]]": "(64, 64, 64)"}
+PASS = {"model": "gpt", "mode": "inf", "seq_len": 64, "batch_size": 4, "option": ""}
 
 
-def _ops(gpu: str, case: str = "gpt") -> pd.DataFrame:
-    table = pd.DataFrame(_TABLE, columns=["op", "target", "input_shapes", "output_shape"])
-    facts = {"gpu": gpu, "model": case, "mode": "inf", "seq_len": 64, "batch_size": 4, "option": ""}
-    return table.assign(**facts, fw_latency_us=[30.0, 30.0, 30.0, 300.0, 40.0, 30.0, 30.0, 500.0])
+def _ops(gpu: str) -> pd.DataFrame:
+    table = pd.DataFrame(_TABLE, columns=["op", "target", "input_shapes", "fw_latency_us"])
+    table["output_shape"] = table["input_shapes"].map(SHAPES).fillna("(4, 64, 1024)")
+    table.loc[table["target"] == "lm_head", "output_shape"] = "(4, 64, 50257)"
+    return table.assign(gpu=gpu, **PASS)
 
 
 def test_the_layer_runs_from_its_first_module_to_the_next_module_after_it() -> None:
     both = pd.concat([_ops("V100"), _ops("T4")], ignore_index=True)
-    one = [False, False, True, True, True, True, False, False]
-    assert list(in_layer(both)) == one + one
+    assert list(in_layer(both)) == [False, False, True, True, True, False, False] * 2
 
 
 def test_a_public_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        TableError, match=r"model_latency\.parquet: no such file; download the public data"
-    ):
-        paper_surfer(tmp_path)
-    (tmp_path / "neusight").mkdir()
-    passes = pd.DataFrame([{name: 1 for name in PASS_COLUMNS}])
-    passes.to_parquet(tmp_path / "neusight" / "model_latency.parquet")
-    _ops("V100").drop(columns="target").to_parquet(
-        tmp_path / "neusight" / "model_op_latency.parquet"
-    )
-    with pytest.raises(
-        TableError, match=r"model_op_latency\.parquet: column target is missing; download it again"
-    ):
+    folder = tmp_path / "neusight"
+    folder.mkdir()
+    pd.DataFrame([dict.fromkeys(PASS_COLUMNS, 1)]).to_parquet(folder / "model_latency.parquet")
+    _ops("V100").drop(columns="target").to_parquet(folder / "model_op_latency.parquet")
+    with pytest.raises(TableError, match=r"model_op_latency\.parquet: column target is missing; d"):
         paper_surfer(tmp_path)
 
 
@@ -66,14 +59,13 @@ def test_a_function_is_known_by_its_name_and_not_by_its_address() -> None:
 
 @pytest.mark.skipif(not load_models(), reason="no cross-GPU models under packs/transfer")
 def test_the_ops_of_the_layer_count_as_often_as_the_model_has_layers() -> None:
-    facts = {"mode": "inf", "seq_len": 64, "batch_size": 4, "option": "", "fw_latency_us": 1e4}
-    predicted = []
-    for layers in (1, 1000):
-        passes = pd.DataFrame(
-            [{"gpu": gpu, "model": "gpt", "num_layer": layers, **facts} for gpu in ("V100", "P4")]
-        )
-        found = scale_models(passes, model_calls(_ops("V100")), load_gpu("P4"), load_models())
-        assert list(found[CASE_COLUMNS].iloc[0]) == ["gpt", "inf", 64, 4, ""]
-        predicted.append(found.set_index("method").loc["utilisation", "predicted_us"])
+    calls, card = model_calls(_ops("V100")), load_gpu("P4")
+
+    def predicted_us(layers: int) -> float:
+        passes = pd.DataFrame({"gpu": ["V100", "P4"], "num_layer": layers, "fw_latency_us": 1e4})
+        found = scale_models(passes.assign(**PASS), calls, card, load_models())
+        assert list(found[CASE_COLUMNS].iloc[0]) == list(PASS.values())
+        return found.set_index("method").loc["utilisation", "predicted_us"]
+
     # the head is arithmetic and the layer mostly traffic: the two do not slow down alike on a P4
-    assert predicted[0] != pytest.approx(predicted[1], rel=0.02)
+    assert predicted_us(1) != pytest.approx(predicted_us(1000), rel=0.02)

@@ -1,6 +1,9 @@
 """Captured graphs and the operator map against public traces (the full checks are in benchmarks/graph)."""
 
+from pathlib import Path
+
 import pytest
+from torch.utils.flop_counter import FlopCounterMode
 
 from evaluation.checks.operator_map_check import TRACES, check
 from evaluation.checks.sequence_match import sequence_match, top_level_names
@@ -11,47 +14,43 @@ from pipeline.graph.execution_trace import import_execution_trace
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.question.options import workload_values
 from pipeline.schemas import to_arrow
+from pipeline.workloads import make_step
+
+
+def rebuilt(model: str, first: bool = False) -> Graph:
+    step = getattr(rebuilt_models, model)()
+    nodes, *_ = observe(step, False, step.config, first)
+    return Graph(write_nodes([node for node in nodes if node.phase != "data"]))
+
+
+def imported(folder: Path, trace: str) -> Graph:
+    return import_execution_trace(folder / "traces" / trace / "execution_trace.json.gz")
 
 
 @pytest.mark.parametrize(
     "trace, model, first",
-    [("rtx2080ti_linear", "linear_stack", False), ("gpt2_et", "gpt2_large", True)],
+    [
+        ("rtx2080ti_linear", "linear_stack", False),
+        pytest.param("gpt2_et", "gpt2_large", True, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_rebuilt_model_matches_its_public_trace(datasets, trace, model, first):
-    step = getattr(rebuilt_models, model)()
-    nodes, *_ = observe(step, False, step.config, first)
-    ours = top_level_names(Graph(write_nodes([node for node in nodes if node.phase != "data"])))
-    imported = import_execution_trace(datasets / "traces" / trace / "execution_trace.json.gz")
-    assert sequence_match(ours, top_level_names(imported)) >= 0.95
-    assert unknown_operators(imported, map_calls(imported)) == {}
+    theirs = imported(datasets, trace)
+    names = (top_level_names(graph) for graph in (rebuilt(model, first), theirs))
+    assert sequence_match(*names) >= 0.95
+    assert unknown_operators(theirs, map_calls(theirs)) == {}
 
 
 def test_an_imported_execution_trace_gives_the_calls_of_a_captured_graph(datasets):
     """Same schema, same families, dims, FLOPs and bytes: the trace was recorded on a GPU, the other on meta."""
-    step = rebuilt_models.linear_stack()
-    nodes, *_ = observe(step, False, step.config)
-    ours = map_calls(Graph(write_nodes([node for node in nodes if node.phase != "data"])))
-    imported = import_execution_trace(
-        datasets / "traces" / "rtx2080ti_linear" / "execution_trace.json.gz"
+    graphs = rebuilt("linear_stack"), imported(datasets, "rtx2080ti_linear")
+    to_arrow(graphs[1].table, "graph")
+    key = ["family", "op", *"BMNKH", "tensors", "flops", "bytes_read", "bytes_written"]
+    ours, theirs = (
+        calls.loc[calls["phase"] != "data", key].astype(object).fillna(-1).value_counts().to_dict()
+        for calls in map(map_calls, graphs)
     )
-    to_arrow(imported.table, "graph")
-    theirs = map_calls(imported)
-    theirs = theirs[theirs["phase"] != "data"]
-    key = [
-        "family",
-        "op",
-        "B",
-        "M",
-        "N",
-        "K",
-        "H",
-        "tensors",
-        "flops",
-        "bytes_read",
-        "bytes_written",
-    ]
-    counts = [calls[key].astype(object).fillna(-1).value_counts() for calls in (ours, theirs)]
-    assert counts[0].to_dict() == counts[1].to_dict()
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("name", sorted(TRACES))
@@ -70,13 +69,9 @@ def test_the_map_predicts_the_launches_of_public_traces(datasets, name):
     ],
 )
 def test_flops_equal_those_of_pytorchs_counter(name, batch, changes):
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from pipeline.workloads import make_step
-
     config = {**workload_values(name), **changes}
     calls = map_calls(capture(config, batch))
-    heavy = calls["family"].isin(["gemm", "bmm"]) | calls["family"].str.startswith("conv2d")
+    heavy = calls["family"].str.contains("gemm|bmm|conv2d")
     step = make_step(config, batch, "meta")
     with FlopCounterMode(display=False) as counter:
         step.run(0)

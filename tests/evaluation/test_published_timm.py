@@ -28,37 +28,19 @@ def test_the_hash_of_a_name_decides(name: str, tuning: bool) -> None:
 
 def test_no_measured_row_is_lost(tmp_path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / TRAINING).parent.mkdir()
-    train = {
-        "model": ["vgg19", "vgg19"],
-        "layout": ["nchw", "nhwc"],
-        "train_batch_size": [64.0, 96.0],
-        "train_img_size": [224.0, 224.0],
-        "train_step_time": [10.5, 9.0],
-    }
-    pd.DataFrame(train).to_parquet(tmp_path / TRAINING)
-    rows = read_training(tmp_path)
-    assert [*zip(rows["memory_format"], rows["batch_size"], rows["measured_us"], strict=True)] == [
-        ("contiguous", 64, 10_500.0),
-        ("channels_last", 96, 9_000.0),
-    ]
-    timm = {
-        "source": "huggingface/pytorch-image-models",
-        "compile": "False",
-        "path": "results/b-amp-nchw-pt240-cu124.csv",
-        "model": "vgg19",
-        "batch_per_gpu": "256",
-        "seq_len": "img 384",
-        "value": 3.0,
-    }
+    train = pd.DataFrame({"model": "vgg19", "layout": ["nchw", "nhwc"], "train_img_size": 224.0})
+    train = train.assign(train_batch_size=[64.0, 96.0], train_step_time=[10.5, 9.0])
+    train.to_parquet(tmp_path / TRAINING)
+    rows = read_training(tmp_path)[["memory_format", "batch_size", "measured_us"]]
+    assert rows.to_numpy().tolist() == [["contiguous", 64, 10_500], ["channels_last", 96, 9_000]]
+    timm = {"source": "huggingface/pytorch-image-models", "compile": "False", "model": "vgg19"}
+    timm |= {"path": "results/b-amp-nchw-pt240-cu124.csv", "batch_per_gpu": "256"}
+    timm |= {"seq_len": "img 384", "value": 3.0}
     table = [timm, {**timm, "compile": "True"}, {**timm, "source": "karpathy/nanoGPT"}]
     pd.DataFrame(table).to_parquet(tmp_path / INFERENCE)
     (row,) = read_inference(tmp_path).to_dict("records")
-    assert (row["side"], row["torch"], row["measured_us"], row["mode"]) == (
-        384,
-        "2.4",
-        3_000.0,
-        "inference",
-    )
+    found = [row[name] for name in ("side", "torch", "measured_us", "mode")]
+    assert found == [384, "2.4", 3_000.0, "inference"]
 
 
 def test_a_missing_table_is_one_line(tmp_path) -> None:  # type: ignore[no-untyped-def]

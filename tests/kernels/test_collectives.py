@@ -17,7 +17,6 @@ from pipeline.kernels.collective_bandwidth import (
     MeasuredCurves,
     TimeCurve,
     collective_model,
-    measured_curves,
     read_curves,
 )
 from pipeline.kernels.collective_formulas import OPS, kinds
@@ -45,13 +44,7 @@ def bus_gb_per_s(model, ranks, size, factor):
 
 def of(gpu, cluster=None, measured=None):
     spec = load_gpu(gpu)
-    joined = (
-        usual_cluster(spec)
-        if cluster == "auto"
-        else None
-        if cluster is None
-        else load_cluster(cluster)
-    )
+    joined = usual_cluster(spec) if cluster == "auto" else cluster and load_cluster(cluster)
     return collective_model(spec, joined, measured)
 
 
@@ -100,32 +93,24 @@ def test_topology_decides_not_the_sum_of_links():
     ("name", "op"),
     [
         ("nccl:all_reduce", "all_reduce"),
-        ("ncclAllReduce", "all_reduce"),
         ("c10d::allreduce_", "all_reduce"),
-        ("AllReduce", "all_reduce"),
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"),
         ("nccl:_all_gather_base", "all_gather"),
         ("_reduce_scatter_base", "reduce_scatter"),
         ("reduce", "broadcast"),
-        ("nccl:all_to_all", "all_to_all"),
         ("alltoallv", "all_to_all"),
-        ("nccl:broadcast", "broadcast"),
         ("ncclDevKernel_SendRecv", "send_recv"),
-        ("nccl:recv", "send_recv"),
         ("barrier", ""),
-        ("copy", ""),
     ],
 )
 def test_names_of_nccl_are_known(name, op):
     assert kinds(np.array([name], dtype=object)).tolist() == [op]
 
 
-@pytest.mark.parametrize(
-    "gpu", ["A100-SXM4-80GB", "H200", "V100-SXM2-32GB", "T4", "A100-PCIE-80GB", "GB200"]
-)
+@pytest.mark.parametrize("gpu", ["H200", "V100-SXM2-32GB", "T4"])
 def test_more_bytes_more_nodes_and_slower_links_never_take_less(gpu):
     model = of(gpu, "auto")
-    sizes = [2**i for i in range(8, 31)]
+    sizes = [2**i for i in range(8, 31, 2)]
     for op in OPS:
         for ranks, nodes in ((2, 1), (4, 1), (8, 1), (16, 2), (64, 8)):
             table = pd.concat([calls(op, ranks, size, nodes) for size in sizes], ignore_index=True)
@@ -134,19 +119,10 @@ def test_more_bytes_more_nodes_and_slower_links_never_take_less(gpu):
     assert time_us(model, ranks=16, nodes=2) > time_us(model, ranks=8, nodes=1)
 
 
-def test_a_slower_link_takes_longer():
-    curves = [entry for entry in measured_curves() if entry.gpu.name == "A100-SXM4-80GB"]
-    fast, slow = (of(gpu, None, curves) for gpu in ("A100-SXM4-80GB", "V100-SXM2-32GB"))
-    assert time_us(slow) > time_us(fast)
-
-
 def test_gpus_say_where_their_curves_come_from():
-    assert of("H200").evidence == "pack"
-    assert of("V100-SXM2-32GB").evidence == "transferred"
     assert of("T4") is None
-    predicted = load_predictor(load_gpu("H200")).predict(
-        pd.concat([calls(), calls("broadcast")], ignore_index=True)
-    )
+    table = pd.concat([calls(), calls("broadcast")], ignore_index=True)
+    predicted = load_predictor(load_gpu("H200")).predict(table)
     assert predicted["evidence"].tolist() == ["pack", "roofline"]
     # 64 MiB over eight H200: NCCL reaches most of what NVLink carries, and no more
     bus = 2**26 * 1.75 / predicted["kernel_us"][0] / 1e3
@@ -173,12 +149,7 @@ def test_a_ring_over_pcie_has_the_rate_of_the_host():
     assert model.evidence_of(calls()).tolist() == ["roofline"]
 
 
-def test_the_rate_between_nodes_is_that_of_their_nics():
-    # four DGX H100: rings of 32 ranks send 2 x 31/32 of the buffer through 8 NICs of 50 GB/s
-    wire = 2 * 31 / 32 * 2**34 / (0.95 * 400e3)
-    assert time_us(of("H100", "dgx-h100"), "all_reduce", 32, 2**34, 4) == pytest.approx(
-        wire, rel=0.01
-    )
+def test_a_thin_link_between_nodes_is_crossed_by_a_tree():
     # one NIC a node: four GPUs on two nodes sum in a tree, whose two halves cross once each
     thin = time_us(of("A100-PCIE-80GB", "pcie4"), "all_reduce", 4, 2**30, 2)
     assert thin == pytest.approx(2**30 / (0.9 * 0.95 * 12.5e3), rel=0.01)
@@ -210,10 +181,10 @@ def test_curves_survive_the_disk_and_damage_is_named(tmp_path):
     curves = {"all_reduce": {8: TimeCurve((512.0, 1e9), (16.0, 3580.0))}}
     write_curves(path, [MeasuredCurves(load_gpu("H200"), "nvswitch", curves)], {"source": "test"})
     assert read_curves(path) == {"H200": {"nvswitch": curves}}
-    uneven = tmp_path / "uneven.json"
-    uneven.write_text(path.read_text().replace("16 3580", "16"))
+    path.write_text(path.read_text().replace("16 3580", "16"))
+    read_curves.cache_clear()
     with pytest.raises(PackError, match="2 sizes and 1 times"):
-        read_curves(uneven)
+        read_curves(path)
 
 
 @pytest.mark.parametrize(
@@ -234,17 +205,25 @@ def in_cluster(gpu="H100", cluster="dgx-h100", measured=(), **changed):
 
 
 @pytest.mark.parametrize(
-    "ranks, nodes, groups, changed, used",
+    "op, ranks, groups, changed, used",
     [
-        (16, 2, 1, {}, 8),
-        (16, 2, 4, {}, 2),  # tensor parallel in fours: each group has a quarter of the NICs
-        (4, 2, 1, {}, 2),  # two ranks of a node have the NICs beside them
-        (4, 2, 1, {"nics_per_node": 16}, 4),
+        ("all_gather", 16, 1, {}, 8),
+        ("all_reduce", 16, 1, {}, 8),
+        (
+            "all_gather",
+            16,
+            4,
+            {},
+            2,
+        ),  # tensor parallel in fours: each group has a quarter of the NICs
+        ("all_gather", 4, 1, {}, 2),  # two ranks of a node have the NICs beside them
+        ("all_gather", 4, 1, {"nics_per_node": 16}, 4),
     ],
 )
-def test_ranks_send_through_their_own_share_of_the_nics(ranks, nodes, groups, changed, used):
-    call = calls("all_gather", ranks, 2**34, nodes).assign(node_groups=groups)
-    wire = (ranks - 1) / ranks * 2**34 / (0.95 * used * 50e3)
+def test_ranks_send_through_their_own_share_of_the_nics(op, ranks, groups, changed, used):
+    call = calls(op, ranks, 2**34, 2).assign(node_groups=groups)
+    passes = 2 if op == "all_reduce" else 1
+    wire = passes * (ranks - 1) / ranks * 2**34 / (0.95 * used * 50e3)
     assert in_cluster(**changed).predict(call).kernel[0] == pytest.approx(wire, rel=0.01)
 
 
@@ -253,8 +232,6 @@ def test_ranks_send_through_their_own_share_of_the_nics(ranks, nodes, groups, ch
     [
         (("all_gather", 8, 1), "latency_us", 7),
         (("all_gather", 16, 1), "latency_us", 7 + 2),  # beyond a ring of 8: up and down a tree
-        (("all_reduce", 16, 1), "latency_us", 2 * (7 + 2)),
-        (("all_gather", 64, 2**34, 4), "nic_latency_us", 3),
         (("all_reduce", 64, 2**34, 4), "nic_latency_us", 2 * 3),
         (("all_reduce", 64, 1, 4), "nic_latency_us", 2 * 2),  # a tree
     ],
@@ -265,43 +242,30 @@ def test_each_hop_of_a_ring_adds_its_latency(asked, hop, hops):
 
 
 def test_a_curve_of_more_ranks_is_shorter_by_the_hops_that_fewer_ranks_save():
-    flat = [
-        MeasuredCurves(
-            load_gpu("H100"), "nvswitch", {"all_reduce": {8: TimeCurve((1.0,), (50.0,))}}
-        )
-    ]
-    model = in_cluster(measured=flat, latency_us=1.0)
-    assert [time_us(model, *asked) for asked in (("all_reduce", 8), ("all_reduce", 4))] == [
-        50 + PYTORCH_US,
-        42 + PYTORCH_US,
-    ]
-    assert time_us(model, "all_gather", 8) == 43, "half as many as an all-reduce"
+    flat = {"all_reduce": {8: TimeCurve((1.0,), (50.0,))}}
+    curves = [MeasuredCurves(load_gpu("H100"), "nvswitch", flat)]
+    model = in_cluster(measured=curves, latency_us=1.0)
+    assert time_us(model) == 50 + PYTORCH_US and time_us(model, ranks=4) == 42 + PYTORCH_US
+    assert time_us(model, "all_gather") == 43, "half as many as an all-reduce"
 
 
 def test_a_card_of_the_same_chip_with_another_link_is_not_measured():
     """A card with half the link of the measured one is another card: 1.55 up and down, not 1.12."""
-    card = load_gpu("H200")
-    curves = [
-        MeasuredCurves(card, "nvswitch", {"all_reduce": {8: TimeCurve((1.0, 2e9), (1.0, 1e4))}})
-    ]
-    same, cut = (
-        replace(card, name="cut", nvlink_gb_per_s=card.nvlink_gb_per_s * share)
-        for share in (1, 0.5)
-    )
-    models = [collective_model(card, None, curves) for card in (same, cut)]
+    card, curve = load_gpu("H200"), TimeCurve((1.0, 2e9), (1.0, 1e4))
+    curves = [MeasuredCurves(card, "nvswitch", {"all_reduce": {8: curve}})]
+    cut = replace(card, name="cut", nvlink_gb_per_s=card.nvlink_gb_per_s / 2)
+    models = [collective_model(each, None, curves) for each in (replace(card, name="same"), cut)]
     assert [model.evidence for model in models] == ["pack", "transferred"]
-    assert time_us(models[1], size=2**28) == pytest.approx(
-        2 * time_us(models[0], size=2**28), rel=0.01
-    )
+    same_us, cut_us = (time_us(model, size=2**28) for model in models)
+    assert cut_us == pytest.approx(2 * same_us, rel=0.01)
 
 
-def test_a_curve_over_pcie_is_that_of_another_host_with_the_width_of_one():
+@pytest.mark.parametrize(
+    "gpu, evidence, width", [("L40S", "transferred", 2.0), ("H100", "pack", 1.12)]
+)
+def test_a_curve_over_pcie_is_that_of_another_host_with_the_width_of_one(gpu, evidence, width):
     """The card of the curve, in the cluster that is usual for it: hosts differ by more than curves of NVLink do."""
-    l40s, h100 = (of(gpu, "auto") for gpu in ("L40S", "H100"))
-    found = {}
-    for name, model in (("L40S", l40s), ("H100", h100)):
-        asked = calls(ranks=2, size=2**28)
-        times = model.predict(asked)
-        found[name] = (model.evidence_of(asked)[0], float(times.p90[0] / times.kernel[0]))
-    assert found["L40S"][0] == "transferred" and found["L40S"][1] == pytest.approx(2, rel=0.01)
-    assert found["H100"][0] == "pack" and found["H100"][1] == pytest.approx(1.12, rel=0.02)
+    model, asked = of(gpu, "auto"), calls(ranks=2, size=2**28)
+    times = model.predict(asked)
+    assert model.evidence_of(asked).tolist() == [evidence]
+    assert times.p90[0] / times.kernel[0] == pytest.approx(width, rel=0.02)

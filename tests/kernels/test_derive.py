@@ -7,8 +7,6 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.kernel_predictor import KernelPredictor
-from pipeline.families.conv_shape import ConvShape, implicit_product
-from pipeline.families.dims import Dims
 from tests.kernels.shipped import shipped
 
 
@@ -40,19 +38,6 @@ def test_a_product_taller_than_any_sample_is_left_to_physics(v100: KernelPredict
     assert np.all(found["kernel_us"] < 2.0 * physics) and np.all(found["kernel_us"] > 0.5 * physics)
 
 
-@pytest.mark.parametrize("gpu", ["H100", "V100"])
-def test_half_precision_takes_no_latency_below_the_floor(gpu: str) -> None:
-    rows = [1, 64, 1024, 4096, 16384, 65536, 131072, 1 << 20]
-    calls = pd.DataFrame({"B": rows}).assign(
-        H=33, family="softmax", op="softmax", phase="forward", dtype="fp16"
-    )
-    predictor = shipped(gpu)
-    found = predictor.predict(calls)
-    assert (found["predicted_us"] >= predictor.floor.of(Dims(calls).text("op")) - 1e-9).all()
-    assert (found["latency_p10_us"] <= found["predicted_us"]).all()
-    assert (found["predicted_us"] <= found["latency_p90_us"]).all()
-
-
 def test_gradients_of_a_sampled_window_take_about_as_long_as_its_forward_pass(
     v100: KernelPredictor,
 ) -> None:
@@ -62,12 +47,3 @@ def test_gradients_of_a_sampled_window_take_about_as_long_as_its_forward_pass(
         assert list(v100.predict(convolutions(family, *shapes))["kernel_us"]) == pytest.approx(
             list(forward), rel=0.05
         )
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("window", [1, 3])
-def test_every_pass_of_a_convolution_does_the_same_arithmetic(window: int, stride: int) -> None:
-    d = Dims(convolutions("conv2d_forward", (256, 512, window, 28, stride)))
-    for family in ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"):
-        rows, depth, columns, groups = implicit_product(family, d)
-        assert 2 * rows * depth * columns * groups == pytest.approx(ConvShape.of(d).flops, rel=0.01)

@@ -20,31 +20,20 @@ def forward(**values):
     return pd.DataFrame([base | {"B": 2048, "E": 1_000_000, "T": 8, "L": 100, "D": 64} | values])
 
 
-def test_distinct_rows_of_uniform_indices_follow_the_formula():
-    lookup = Lookup(batch=10, rows=100, lookups=5, width=64)
-    assert lookup.distinct_rows() == pytest.approx(100 * (1 - 0.99**50))
-
-
-@pytest.mark.parametrize("distribution", ["uniform", "zipf:1.05", "bins:0.1/0.7,0.9/0.3"])
-def test_distinct_rows_agree_with_drawn_indices(distribution):
-    rows, draws = 2000, 3000
-    rng = np.random.default_rng(0)
-    if distribution == "uniform":
-        shares = np.full(rows, 1 / rows)
-    elif distribution.startswith("bins"):
-        shares = np.repeat([0.7 / 200, 0.3 / 1800], [200, 1800])
-    else:
-        shares = np.arange(1, rows + 1) ** -1.05
-        shares /= shares.sum()
-    drawn = np.mean([len(np.unique(rng.choice(rows, draws, p=shares))) for _ in range(20)])
-    assert Lookup(draws, rows, 1, 64, distribution).distinct_rows() == pytest.approx(
-        drawn, rel=0.01
-    )
-
-
-def test_a_table_that_fits_the_cache_misses_only_first_touches():
-    lookup = Lookup(batch=1000, rows=50, lookups=10, width=64)
-    assert lookup.hit_rate(cached_rows=1e6) == pytest.approx(1 - 50 / 10_000, rel=1e-3)
+@pytest.mark.parametrize(
+    ("distribution", "shares"),
+    [
+        ("uniform", np.ones(2000)),
+        ("zipf:1.05", np.arange(1, 2001) ** -1.05),
+        ("bins:0.1/0.7,0.9/0.3", np.repeat([0.7 / 200, 0.3 / 1800], [200, 1800])),
+    ],
+)
+def test_distinct_rows_agree_with_drawn_indices(distribution, shares):
+    rng, draws = np.random.default_rng(0), 3000
+    shares = shares / shares.sum()
+    drawn = np.mean([len(np.unique(rng.choice(2000, draws, p=shares))) for _ in range(20)])
+    found = Lookup(draws, 2000, 1, 64, distribution).distinct_rows()
+    assert found == pytest.approx(drawn, rel=0.01)
 
 
 @example(batch=592, rows=20214, lookups=10, cached=2566.0)
@@ -61,50 +50,36 @@ def test_hit_rates_are_shares_and_grow_with_the_cache(batch, rows, lookups, cach
     assert large >= small - 1e-9
 
 
+def time_us(v100, **values):
+    return Physics.of(v100).kernel_us("embedding_forward", forward(**values))[0]
+
+
 def test_skewed_indices_are_faster_than_uniform_ones(v100):
-    physics = Physics.of(v100)
-    uniform = physics.kernel_us("embedding_forward", forward())[0]
-    skewed = physics.kernel_us(
-        "embedding_forward", forward(attributes='{"distribution": "zipf:1.2"}')
-    )[0]
-    assert skewed < 0.6 * uniform
-    half = json.dumps({"distribution": ["uniform"] * 4 + ["zipf:1.2"] * 4})
-    mixed = physics.kernel_us("embedding_forward", forward(attributes=half))[0]
-    assert skewed < mixed < uniform
+    kinds = ("zipf:1.2", ["uniform"] * 4 + ["zipf:1.2"] * 4, "uniform")
+    skewed, mixed, uniform = (
+        time_us(v100, attributes=json.dumps({"distribution": kind})) for kind in kinds
+    )
+    assert skewed < 0.6 * uniform and skewed < mixed < uniform == time_us(v100)
 
 
 def test_narrow_rows_pay_the_published_factor(v100):
     """Beyond what L2 holds, halving the width halves the traffic but not the time."""
-    physics = Physics.of(v100)
-    wide = physics.kernel_us("embedding_forward", forward(E=40_000_000, D=128))[0]
-    narrow = physics.kernel_us("embedding_forward", forward(E=40_000_000, D=32))[0]
+    wide, narrow = (time_us(v100, E=40_000_000, D=width) for width in (128, 32))
     assert narrow > wide / 4 * 1.4
 
 
 def test_many_tables_of_one_call_add_up(v100):
-    physics = Physics.of(v100)
-    rows = "[" + ", ".join(["1000000"] * 8) + "]"
-    together = physics.kernel_us("embedding_forward", forward())[0]
-    listed = physics.kernel_us(
-        "embedding_forward", forward(attributes=f'{{"rows": {rows}, "lookups": 100}}')
-    )[0]
-    assert listed == pytest.approx(together)
+    listed = json.dumps({"rows": [1_000_000] * 8, "lookups": 100})
+    assert time_us(v100, attributes=listed) == pytest.approx(time_us(v100))
 
 
 def test_a_fused_backward_moves_more_than_the_forward(v100):
-    physics = Physics.of(v100)
-    back = forward().assign(family="embedding_backward", op="fused_sgd", phase="backward")
-    assert (
-        physics.kernel_us("embedding_backward", back)[0]
-        > physics.kernel_us("embedding_forward", forward())[0]
-    )
+    back = forward(family="embedding_backward", op="fused_sgd", phase="backward")
+    assert Physics.of(v100).kernel_us("embedding_backward", back)[0] > time_us(v100)
 
 
 def test_a_few_samples_of_many_lookups_wait_for_each_row(v100):
-    few, many = (
-        Physics.of(v100).kernel_us("embedding_forward", forward(B=16, T=1, L=lookups))[0]
-        for lookups in (10, 110)
-    )
+    few, many = (time_us(v100, B=16, T=1, L=lookups) for lookups in (10, 110))
     assert many - few > 40.0
 
 

@@ -1,16 +1,16 @@
 """Physical formulas: every family gives a time, and the times order as they should."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.families import FAMILIES
 from pipeline.families.chip import BandwidthCurve
-from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.latency_floor import fit_curve, memory_curve
+from pipeline.hardware.find_gpu import list_gpus, load_gpu
+from pipeline.kernels.latency_floor import fit_curve
 from pipeline.kernels.physics import Physics
 
 DIMS = {
@@ -41,8 +41,6 @@ def test_every_family_has_a_time(name, v100):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_gpu_with_twice_of_everything_is_never_slower(name, v100):
-    from dataclasses import replace
-
     double = replace(
         v100,
         sms=160,
@@ -57,11 +55,11 @@ def test_a_gpu_with_twice_of_everything_is_never_slower(name, v100):
 
 
 def test_one_tile_more_than_the_sms_costs_a_whole_wave(v100):
-    full = call("bmm", B=80, M=64, N=4096, K=64)
-    over = call("bmm", B=81, M=64, N=4096, K=64)
-    physics = Physics.of(v100)
-    # the full wave is bound by memory, the second wave by compute: less than twice
-    assert physics.kernel_us("bmm", over)[0] > 1.6 * physics.kernel_us("bmm", full)[0]
+    full, over = (
+        Physics.of(v100).kernel_us("bmm", call("bmm", B=batch, M=64, N=4096, K=64))[0]
+        for batch in (80, 81)
+    )
+    assert over > 1.6 * full, "the first is bound by memory, the second by compute: less than twice"
 
 
 @pytest.mark.parametrize(
@@ -74,8 +72,6 @@ def test_pageable_copies_are_as_fast_on_every_link(gpu, size, measured_us):
 
 
 def test_a_pageable_copy_is_never_faster_than_a_pinned_one(v100):
-    from dataclasses import replace
-
     slow = replace(v100, pcie_gb_per_s=2.0)
     assert (
         copy_us(slow, "pageable", 1e9)
@@ -93,7 +89,6 @@ def copy_us(gpu, op, size):
     [
         ("A100-SXM4-80GB", "sum_all", "fp32", 4096, 5.16),
         ("A100-SXM4-40GB", "sum_all", "fp32", 262144, 9.44),
-        ("A100-SXM4-40GB", "sum_all", "fp32", 32768, 8.94),
         ("H100", "all_all", "bool", 141, 3.65),
     ],
 )
@@ -106,12 +101,6 @@ def test_a_sum_of_all_elements_waits_for_its_blocks_where_it_needs_several(
     )
 
 
-def test_a_collective_on_one_rank_stays_on_the_device(v100):
-    alone = Physics.of(v100).kernel_us("collective", call("collective", ranks=1))[0]
-    four = Physics.of(v100).kernel_us("collective", call("collective", ranks=4))[0]
-    assert alone < four
-
-
 def test_a_call_that_nothing_describes_is_counted_not_zero(v100):
     unknown = pd.DataFrame([{"family": "mystery", "op": "x", "phase": "forward", "dtype": "fp32"}])
     found = load_predictor(v100).predict(unknown).iloc[0]
@@ -122,47 +111,16 @@ def test_a_call_that_nothing_describes_is_counted_not_zero(v100):
 def test_a_curve_is_found_again_in_its_own_points():
     curve = BandwidthCurve(2.0, 800.0, 600.0, 22.0, 1.5)
     size = np.geomspace(1e6, 1e9, 200)
+    assert (np.diff(curve.time_us(np.geomspace(1, 1e12, 1000))) >= 0).all()
     found = fit_curve(size, 14.0 + curve.time_us(size), 2.0, 700.0, offset=True)
     assert found.curve.peak_gb_per_s == pytest.approx(800.0, rel=0.03)
     assert found.offset_us == pytest.approx(14.0, abs=3.0)
 
 
-@given(st.floats(1, 1e12), st.floats(1.01, 100))
-def test_more_bytes_never_take_less_time(size, factor):
-    curve = BandwidthCurve(2.0, 800.0, 520.0, 22.0, 1.5)
-    first, second = curve.time_us(np.array([size, size * factor]))
-    assert second >= first
-
-
 def test_every_known_gpu_predicts_a_product():
-    from pipeline.hardware.find_gpu import list_gpus
-
     work = call("gemm").iloc[0]
     gflop = 2 * work["B"] * work["M"] * work["N"] * work["K"] / 1e9
     for gpu in list_gpus():
         reached = gflop / (Physics.of(gpu).kernel_us("gemm", call("gemm"))[0] / 1e6)
         # large caches and little bandwidth (L4, RTX6000Ada) leave 40 % of the peak to these 256 small products
         assert 0.33 < reached / gpu.peak_gflop_per_s() <= 1.0, gpu.name
-
-
-def test_samples_in_the_cache_do_not_change_the_curve_of_device_memory():
-    """Kernels of an H100: they start in 1 us and move 3,000 GB/s, and three times as much from the cache of 50 MB."""
-    width = np.geomspace(16, 64e6, 80).round()
-    size = 2 * 4 * width
-    cached = (size > 1e5) & (size < 50e6)
-    kernel_us = 1.0 + size / np.where(cached, 9000.0, 3000.0) / 1e3
-    samples = pd.DataFrame(
-        {
-            "family": "elementwise",
-            "op": "relu",
-            "dtype": "fp32",
-            "B": 1.0,
-            "H": width,
-            "latency_us": kernel_us + 30.0,
-            "kernel_us": kernel_us,
-        }
-    )
-    curve = memory_curve(samples, load_gpu("H100")).curve
-    assert curve.start_us == pytest.approx(1.0, rel=0.05) and curve.peak_gb_per_s == pytest.approx(
-        3000, rel=0.05
-    )

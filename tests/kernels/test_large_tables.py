@@ -16,12 +16,11 @@ OPS = {"linear": "gemm", "softmax": "softmax", "add": "elementwise", "fused": "e
 
 def test_numbers_of_a_large_table_are_those_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four families in turn; some texts are missing."""
-    rng, rows = np.random.default_rng(0), 400
-    op = np.array(list(OPS))[np.arange(rows) % len(OPS)]
-    table = pd.DataFrame({"family": [OPS[name] for name in op], "op": op, "phase": "forward"})
-    table["dtype"] = np.where(rng.random(rows) < 0.1, None, rng.choice(["fp32", "fp16"], rows))
-    sizes = np.exp(rng.uniform(0, 8, (rows, 8))).astype(int)
-    calls = table.assign(attributes=None, E=10_000, **dict(zip("BMNKHTLD", sizes.T, strict=True)))
+    rng, rows = np.random.default_rng(0), 200
+    op = np.resize(list(OPS), rows)
+    sizes = pd.DataFrame(np.exp(rng.uniform(0, 8, (rows, 8))).astype(int), columns=list("BMNKHTLD"))
+    calls = sizes.assign(op=op, family=[OPS[name] for name in op], phase="forward", E=10_000)
+    calls["dtype"] = rng.choice(["fp32", "fp32", "fp16", None], rows)
     together = shipped("T4").predict(calls)
     for module in (family_model, kernel_predictor):
         monkeypatch.setattr(module, "ROWS_IN_BLOCK", 30)

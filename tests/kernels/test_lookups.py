@@ -13,22 +13,15 @@ from pipeline.kernels.physics import Physics
 
 
 def calls(op, **values):
-    family = "embedding_forward" if op in ("fused", "bag", "gather") else "embedding_backward"
-    base = {
-        "family": family,
-        "op": op,
-        "phase": family.removeprefix("embedding_"),
-        "dtype": "fp32",
-        "T": 1,
-        "L": 1,
-    }
-    return pd.DataFrame([base | values])
+    phase = "forward" if op in ("fused", "bag", "gather") else "backward"
+    base = {"family": f"embedding_{phase}", "op": op, "phase": phase, "dtype": "fp32"}
+    return pd.DataFrame([{**base, "T": 1, "L": 1, **values}])
 
 
 def time_us(gpu, op, **values):
     """Kernel time beyond its start."""
-    table = calls(op, **values)
-    physics, family = Physics.of(gpu), str(table["family"].iloc[0])
+    table, physics = calls(op, **values), Physics.of(gpu)
+    family = table["family"][0]
     start_us = physics.start_us("other" if op in ("gather", "sparse") else family)
     return float(physics.kernel_us(family, table)[0] - start_us)
 
@@ -49,20 +42,6 @@ def test_a_block_for_each_row_takes_them_in_turn(a100):
     """1,000 rows of 64 uses: 63 blocks of 1,024 lookups, 16 rows each, 7 loads and 2 gradients in a row."""
     found = time_us(a100, "fused_sgd", B=64_000, E=1000, D=128)
     assert found == pytest.approx(ROW_LATENCY_US * (7 + 2) * 1000 / 63, rel=0.01)
-
-
-def test_narrow_rows_share_a_multiprocessor(a100):
-    """A block for rows of 32 elements has a quarter of the threads, so that several run on one SM."""
-    rows, uses = 50_000, 64
-    wide, narrow = (
-        time_us(a100, "fused_sgd", B=rows * uses, E=rows, D=width) for width in (128, 32)
-    )
-    assert narrow < 0.5 * wide
-
-
-def test_a_row_of_a_great_many_uses_is_split_over_blocks(a100):
-    one = time_us(a100, "fused_sgd", B=1_000_000, E=1, D=128)
-    assert one < ROW_LATENCY_US * 1_000_000 / 32 / 10
 
 
 def test_updates_of_rows_used_once_are_bound_by_what_they_move(a100):
@@ -102,24 +81,11 @@ def test_a_sparse_gradient_writes_a_row_for_each_lookup(a100):
     assert 1.8 * one < two < 2.1 * one
 
 
-@pytest.mark.parametrize("op", ["fused", "gather", "fused_sgd", "dense", "unsorted", "sparse"])
 @pytest.mark.parametrize("better", ["dram_gb_per_s", "l2_bytes", "boost_clock_mhz"])
-def test_a_better_gpu_is_never_slower(a100, op, better):
+def test_a_better_gpu_is_never_slower(a100, better):
     faster = replace(a100, **{better: 2 * getattr(a100, better)})
-    op, form = ("dense", '{"sorted": false}') if op == "unsorted" else (op, "{}")
-    shape = {"attributes": form}
-    for sizes in (
-        shape | {"B": 2048, "L": 30, "E": 50_000, "D": 64},
-        shape | {"B": 30_000, "E": 900, "D": 96},
-    ):
-        assert time_us(faster, op, **sizes) <= time_us(a100, op, **sizes) + 1e-9
-
-
-def test_what_learned_models_correct_is_the_published_formula(v100):
-    """Saved models of lookups hold corrections of this formula."""
-    table = calls("fused", B=2048, T=8, E=1_000_000, L=100, D=64)
-    physics = Physics.of(v100)
-    moved = physics.reference_us("embedding_forward", table) - physics.memory.start_us
-    assert moved[0] < physics.kernel_us("embedding_forward", table)[0] - physics.start_us(
-        "embedding_forward"
-    )
+    forms = [(op, "{}") for op in ("fused", "gather", "fused_sgd", "dense", "sparse")]
+    for op, form in (*forms, ("dense", '{"sorted": false}')):
+        for sizes in ({"B": 2048, "L": 30, "E": 50_000, "D": 64}, {"B": 30_000, "E": 900, "D": 96}):
+            old, new = (time_us(gpu, op, attributes=form, **sizes) for gpu in (a100, faster))
+            assert new <= old + 1e-9, (op, form)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -52,30 +51,22 @@ def chosen(rule, sizes, dtype, gpu):
     return rule(sizes, np.array([dtype], dtype=object), Physics.of(load_gpu(gpu)))[0]
 
 
-def flops(table):
+def flops(row):
     """FLOPs of the input's and the recurrent product of every layer, direction and step; twice that in backward."""
-    total = []
-    for row in table.to_dict("records"):
-        said = json.loads(row["attributes"])
-        d, g = said.get("directions", 1), said.get("gates", 4)
-        p = said.get("projected", 0)
-        widths = [row["I"]] + [d * (p or row["H"])] * (row["layers"] - 1)
-        once = (
-            sum(2.0 * row["H"] * (g * (width + (p or row["H"])) + p) for width in widths)
-            * d
-            * row["T"]
-            * row["B"]
-        )
-        total.append(once * (2.0 if row["phase"] == "backward" else 1.0))
-    return np.array(total)
+    said = json.loads(row["attributes"])
+    directions, gates, p = (
+        said.get(*of) for of in (("directions", 1), ("gates", 4), ("projected", 0))
+    )
+    out = p or row["H"]
+    inputs = row["I"] + (row["layers"] - 1) * directions * out
+    once = row["H"] * (gates * (inputs + row["layers"] * out) + row["layers"] * p)
+    return 2 * once * directions * row["T"] * row["B"] * (2 if row["phase"] == "backward" else 1)
 
 
 SHAPES = (
-    {}, {"gates": 3}, {"directions": 2}, {"layers": 3, "directions": 2}, {"I": 256},
-    {"layers": 2, "T": 1}, {"phase": "backward"},
-    {"phase": "backward", "directions": 2, "layers": 2}, {"phase": "backward", "gates": 1},
-    {"projected": 256}, {"projected": 256, "layers": 2, "directions": 2},
-    {"projected": 256, "phase": "backward"},
+    {"gates": 3, "I": 256}, {"layers": 3, "directions": 2}, {"layers": 2, "T": 1},
+    {"phase": "backward", "directions": 2, "layers": 2},
+    {"projected": 256, "layers": 2, "directions": 2},
     {"projected": 256, "layers": 2, "directions": 2, "phase": "backward"},
 )  # fmt: skip
 
@@ -83,68 +74,38 @@ SHAPES = (
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_do_the_arithmetic_of_the_layer(shape):
     table = calls(shape)
-    done = []
-
-    def noted(products):
-        found, kinds = by_work(products)
-        done.append(products)
-        return found, kinds
-
-    parts, _, times, _ = recurrent._products(
-        recurrent.Layers.of(table), np.array(["fp32"], dtype=object)
-    )
-    assert 2.0 * (times * parts["M"] * parts["N"] * parts["K"]).sum() == pytest.approx(
-        flops(table)[0]
-    )
-    assert us(table, noted)[0] > 1e-6 * flops(table)[0]
-    assert set(done[0]["phase"]) == {table["phase"][0]}
+    (row,) = table.to_dict("records")
+    layers = recurrent.Layers.of(table)
+    parts, _, times, _ = recurrent._products(layers, np.array(["fp32"], dtype=object))
+    done = 2.0 * (times * parts["M"] * parts["N"] * parts["K"]).sum()
+    assert done == pytest.approx(flops(row)) and us(table)[0] > 1e-6 * done
+    assert set(parts["phase"]) == {row["phase"]}
 
 
-def test_a_step_of_negligible_work_takes_its_launches():
-    few = calls(
-        {"B": 1, "H": 512, "I": 8, "T": 1000, "layers": 4},
-        {"B": 1, "H": 512, "I": 8, "T": 1000, "layers": 4, "phase": "backward"},
-    )
-    forward, backward = us(few, free)
-    assert forward == pytest.approx(4 * 1000 * 2 * LAUNCH_US, rel=0.01)
-    assert backward == pytest.approx(4 * 1000 * 3 * LAUNCH_US, rel=0.01)
+@pytest.mark.parametrize("phase, launches", [("forward", 2), ("backward", 3)])
+def test_a_step_of_negligible_work_takes_its_launches(phase, launches):
+    few = calls({"B": 1, "H": 512, "I": 8, "T": 1000, "layers": 4, "phase": phase})
+    assert us(few, free)[0] == pytest.approx(4 * 1000 * launches * LAUNCH_US, rel=0.01)
 
 
 def test_layers_of_a_stack_overlap_and_bidirectional_ones_do_not():
-    small = {"B": 1, "H": 512, "I": 512, "T": 500}
-    one, four, both = us(
-        calls({**small}, {**small, "layers": 4}, {**small, "layers": 4, "directions": 2}), by_work
-    )
-    assert four < 4.0 * one
-    assert both > 4.0 * one
+    stacks = ({}, {"layers": 4}, {"layers": 4, "directions": 2})
+    one, four, both = us(calls(*stacks, B=1, H=512, I=512, T=500))
+    assert four < 4.0 * one < both
 
 
-@pytest.mark.parametrize(
-    "name, values",
-    [
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_more_work_takes_longer(phase):
+    for name, values in (
         ("B", (1, 8, 64, 500)),
         ("T", (1, 2, 50, 700)),
         ("I", (8, 100, 4000)),
         ("H", (256, 300, 1024, 3000)),
         ("layers", (1, 2, 6)),
         ("gates", (1, 3, 4)),
-    ],
-)
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_more_work_takes_longer(name, values, phase):
-    found = us(calls(*({name: value, "phase": phase} for value in values)))
-    assert (np.diff(found) > 0).all()
-
-
-@pytest.mark.parametrize("change", [{"dram_gb_per_s": 1800.0}, {"boost_clock_mhz": 2600.0}])
-def test_a_faster_gpu_takes_no_longer(change):
-    plain = load_gpu("V100")
-    fast = replace(plain, measured_dram_gb_per_s=None, **change)
-    slow = replace(plain, measured_dram_gb_per_s=None)
-    table = calls({}, {"H": 64}, {"H": 160, "B": 4}, {"phase": "backward"}, {"dtype": "fp16"})
-    times = [recurrent_us(table, by_work, Physics.of(gpu))[0].kernel for gpu in (fast, slow)]
-    assert (times[0] <= times[1] + 1e-9).all()
-    assert times[0].sum() < times[1].sum()
+    ):
+        found = us(calls(*({name: value} for value in values), phase=phase))
+        assert (np.diff(found) > 0).all(), name
 
 
 @pytest.mark.parametrize(
@@ -153,9 +114,7 @@ def test_a_faster_gpu_takes_no_longer(change):
         (192, "forward", 4, True),
         (200, "forward", 4, False),
         (128, "backward", 4, True),
-        (136, "backward", 3, False),
         (384, "forward", 1, True),
-        (256, "backward", 1, True),
         (264, "backward", 1, False),
     ],
 )
@@ -166,18 +125,19 @@ def test_small_layers_get_the_kernel_that_pytorch_chooses(hidden, phase, gates, 
     assert not chosen(recurrent._uses_small_persistent, sizes, "fp64", "V100")
 
 
-def test_a_projected_layer_multiplies_less_and_launches_more():
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_projected_layer_multiplies_less_and_launches_more(phase):
     """Regression: it counted as an LSTM without a projection."""
-    for phase in ("forward", "backward"):
-        wide, narrow = us(calls({"phase": phase}, {"phase": phase, "projected": 128}))
-        assert narrow < 0.75 * wide
-        few = {"B": 1, "H": 512, "I": 8, "T": 1000, "phase": phase}
-        launched = us(calls(few, {**few, "projected": 64}), free)
-        assert launched[1] - launched[0] == pytest.approx(1000 * LAUNCH_US, rel=0.02)
-    sizes = recurrent.Layers.of(calls({"H": 128, "projected": 64}))
-    assert not chosen(recurrent._uses_small_persistent, sizes, "fp32", "V100")
-    sizes = recurrent.Layers.of(calls({"B": 64, "projected": 128}))
-    assert not chosen(recurrent._uses_large_persistent, sizes, "fp16", "A100")
+    wide, narrow = us(calls({}, {"projected": 128}, phase=phase))
+    assert narrow < 0.75 * wide
+    plain, projected = us(calls({}, {"projected": 64}, B=1, H=512, I=8, T=1000, phase=phase), free)
+    assert projected - plain == pytest.approx(1000 * LAUNCH_US, rel=0.02)
+    for rule, dims, dtype, gpu in (
+        (recurrent._uses_small_persistent, {"H": 128}, "fp32", "V100"),
+        (recurrent._uses_large_persistent, {"B": 64}, "fp16", "A100"),
+    ):
+        sizes = [recurrent.Layers.of(calls({**dims, **more})) for more in ({}, {"projected": 64})]
+        assert [bool(chosen(rule, each, dtype, gpu)) for each in sizes] == [True, False]
 
 
 def test_a_resident_layer_takes_far_less_than_its_launches():
@@ -190,16 +150,12 @@ def test_a_resident_layer_takes_far_less_than_its_launches():
     [
         ("V100", 128, 40, True),
         ("V100", 128, 39, False),
-        ("V100", 80, 50, False),
         ("V100", 256, 50, False),
         ("A100", 128, 5, True),
         ("A100", 136, 50, False),
-        ("A100", 12, 50, False),
         ("H100", 64, 50, True),
-        ("T4", 64, 50, False),
         ("RTX3090", 64, 50, False),
         ("RTX4090", 64, 50, True),
-        ("P100", 64, 50, False),
     ],
 )
 def test_the_large_persistent_kernel_is_taken_where_pytorch_takes_it(gpu, batch, tokens, expected):
@@ -210,44 +166,26 @@ def test_the_large_persistent_kernel_is_taken_where_pytorch_takes_it(gpu, batch,
 
 
 def test_intervals_hold_the_products_own_and_evidence_is_theirs():
-    found, evidence = recurrent_us(calls(), by_work, Physics.of(load_gpu("V100")))
-    assert list(evidence) == ["pack"]
-    assert found.p10[0] < found.kernel[0] / 1.2
-    assert found.p90[0] > found.kernel[0] * 1.2
+    table = calls({}, {"H": None})
+    found, evidence = recurrent_us(table, by_work, Physics.of(load_gpu("V100")))
+    assert list(evidence) == ["pack", "roofline"]
+    assert found.p10[0] < found.kernel[0] / 1.2 and found.p90[0] > found.kernel[0] * 1.2
+    assert np.isnan(found.kernel[1]), "a call without its sizes has no time"
 
 
 def test_a_latency_is_the_kernel_and_what_timing_adds():
-    floor = Floor(offset_us=10.0, default_us=500.0, by_op={})
-    found, _ = recurrent_us(
-        calls({}, {"H": 8, "T": 1}), by_work, Physics.of(load_gpu("V100")), floor
-    )
+    floor, table = Floor(10.0, 500.0, {}), calls({}, {"H": 8, "T": 1})
+    found, _ = recurrent_us(table, by_work, Physics.of(load_gpu("V100")), floor)
     assert found.latency == pytest.approx([found.kernel[0] + 10.0, 500.0])
     assert (found.latency_p10 < found.latency).all() and (found.latency < found.latency_p90).all()
 
 
-def test_a_call_without_its_sizes_has_no_time():
-    found, evidence = recurrent_us(calls({"H": None}, {}), by_work, Physics.of(load_gpu("V100")))
-    assert np.isnan(found.kernel[0]) and np.isfinite(found.kernel[1])
-    assert list(evidence) == ["roofline", "pack"]
-
-
 @pytest.mark.parametrize(
-    "gpu, dtype, kind",
-    [
-        ("V100", "fp32", "pack"),
-        ("T4", "fp32", "pack"),
-        ("V100", "fp16", "transferred"),
-        ("RTX4090", "fp32", "transferred"),
-    ],
+    "gpu, dtype, kind", [("V100", "fp32", "pack"), ("V100", "fp16", "transferred")]
 )
 def test_predictions_rest_on_the_models_of_products(gpu, dtype, kind):
-    spec = load_gpu(gpu)
-    found = kernel_predictor(spec, "auto", None).predict(
-        calls({}, {"phase": "backward"}, dtype=dtype)
-    )
-    assert list(found["evidence"]) == [kind, kind]
-    assert found["modelled"].all()
+    predictor = kernel_predictor(load_gpu(gpu), "auto", None)
+    found = predictor.predict(calls({}, {"phase": "backward"}, dtype=dtype))
+    assert list(found["evidence"]) == [kind, kind] and found["modelled"].all()
     assert found["kernel_us"][1] > found["kernel_us"][0]
-    assert (found["p10_us"] < found["kernel_us"]).all() and (
-        found["kernel_us"] < found["p90_us"]
-    ).all()
+    assert (np.diff(found[["p10_us", "kernel_us", "p90_us"]].to_numpy()) > 0).all()

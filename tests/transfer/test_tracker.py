@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from pipeline import load_trace
 from pipeline.answers.traced_step import TrackedTrace, workload_name
 from pipeline.answers.tracker import track
-from pipeline.cli import app
 from pipeline.errors import ConfigError, InputError
 from pipeline.paths import datasets_dir
+from tests.commands import Steptime
 from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, op, write
 
 
@@ -37,11 +37,8 @@ def test_the_traced_gpu_gives_back_its_measurement(tracked: TrackedTrace) -> Non
 
 def test_a_slower_gpu_takes_longer_and_has_an_interval(tracked: TrackedTrace) -> None:
     here, there = tracked.to(tracked.origin.name), tracked.to("T4")
-    assert there.predicted_us > here.predicted_us
-    assert there.p10_us < there.predicted_us < there.p90_us
-    assert sum(there.evidence.values()) == pytest.approx(1.0) and set(there.evidence) == {
-        "transferred"
-    }
+    assert here.predicted_us < there.p10_us < there.predicted_us < there.p90_us
+    assert there.evidence == {"transferred": pytest.approx(1.0)}
     assert there.samples_per_s < here.samples_per_s
 
 
@@ -55,24 +52,15 @@ def test_all_gpus_come_fastest_first_with_the_costs_of_a_price_list(
     table = tracked.to_all(["T4", "H100", "P4"], prices)
     assert list(table["gpu"]) == ["H100", "T4", "P4"]
     assert list(table["cost_per_million"].notna()) == [False, True, False]
-    assert table["cost_per_million"][1] == pytest.approx(1000.0 / table["samples_per_s"][1])
-
-
-def test_one_gpu_may_be_named_without_a_list(tracked: TrackedTrace) -> None:
     assert list(tracked.to_all("T4")["gpu"]) == ["T4"]
+    assert table["cost_per_million"][1] == pytest.approx(1000.0 / table["samples_per_s"][1])
 
 
 def test_every_call_says_how_it_was_moved(tracked: TrackedTrace) -> None:
     calls = tracked.calls("T4")
-    assert set(calls["method"]) <= {
-        "roofline",
-        "link_ratio",
-        "bandwidth_ratio",
-        "unchanged",
-    }, "it holds no shapes"
-    assert (
-        (calls["p10_us"] <= calls["predicted_us"]) & (calls["predicted_us"] <= calls["p90_us"])
-    ).all()
+    ways = {"roofline", "link_ratio", "bandwidth_ratio", "unchanged"}
+    assert set(calls["method"]) <= ways, "it holds no shapes"
+    assert (np.diff(calls[["p10_us", "predicted_us", "p90_us"]].to_numpy()) >= 0).all()
     # the V100 has 2.8 times the bandwidth of a T4 and, with the clocks that each sustains, up to 3.5 times its throughput
     assert 2.5 < calls["predicted_us"].sum() / calls["latency_us"].sum() < 3.5
 
@@ -85,7 +73,7 @@ def test_a_step_without_a_gpu_cannot_be_moved() -> None:
         tracked.to("T4")
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8", None])
+@pytest.mark.parametrize("batch_size", [0, 2.5, "8"])
 def test_a_batch_is_a_number_of_samples(batch_size: object) -> None:
     with pytest.raises(InputError, match="batch_size"), track(device="cpu", batch_size=batch_size):  # type: ignore[arg-type]
         pass
@@ -96,43 +84,37 @@ def test_a_step_whose_host_is_the_longer_is_bound_by_it() -> None:
     assert moved.active_us < 0.2 * moved.predicted_us and moved.bound == "host"
 
 
-def test_public_traces_of_an_a100_can_be_moved() -> None:
-    assert TrackedTrace.of(load_trace(public("a100_alexnet"))).origin.name == "A100-SXM4-40GB"
-
-
 def test_fp32_convolutions_are_slower_with_less_arithmetic_whatever_the_bandwidth() -> None:
+    """An H20 has two thirds of the arithmetic and 1.2 times the bandwidth."""
     trace = load_trace(public("v100dgx_resnet50"))
-    here, fast, slow = trace.measured, trace.to("H100"), trace.to("H20")
-    assert slow.active_us > 1.1 * fast.active_us, (
-        "an H20 has two thirds of the arithmetic and 1.2 times the bandwidth"
-    )
+    fast, slow = trace.to("H100"), trace.to("H20")
+    assert slow.active_us > 1.1 * fast.active_us
     for family in ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"):
         assert slow.families_us[family] > 1.2 * fast.families_us[family]
     assert any("convolutions stay in fp32" in note and "TF32 on H20" in note for note in slow.notes)
-    assert not here.notes and not trace.to("T4").notes, "no TF32 there"
+    assert not trace.measured.notes and not trace.to("T4").notes, "no TF32 there"
 
 
 def three_steps(folder: Path) -> Path:
     """Iterations of an addition, a copy from the host, and a kernel of an unknown op on a V100."""
-    events = []
-    for i in range(3):
-        at, first = 200 * i, 3 * i + 1
-        events += [
-            annotation(f"ProfilerStep#{i}", at, at + 190),
-            op("aten::add_", at + 1, at + 10),
-            launch(at + 3, at + 5, first),
-            kernel("vectorized_add", at + 12, at + 42, first),
-            op("aten::convolution_backward", at + 20, at + 40),
-            launch(at + 22, at + 24, first + 1),
-            kernel("cudnn_wgrad", at + 45, at + 95, first + 1),
-            op("mine::odd", at + 50, at + 60),
-            launch(at + 52, at + 54, first + 2),
-            kernel("odd", at + 96, at + 106, first + 2),
-        ]
-    folder.mkdir(parents=True)
-    return write(
-        folder, events, deviceProperties=[{**PROPERTIES[0], "name": "Tesla V100-SXM2-32GB"}]
+    # operator, its start; kernel, its start and duration
+    work = (
+        ("aten::add_", 1, "vectorized_add", 12, 30),
+        ("aten::convolution_backward", 20, "cudnn_wgrad", 45, 50),
+        ("mine::odd", 50, "odd", 96, 10),
     )
+    events = []
+    for i, at in enumerate((0, 200, 400)):
+        events.append(annotation(f"ProfilerStep#{i}", at, at + 190))
+        for number, (name, start, kernel_name, begin, took) in enumerate(work, 3 * i + 1):
+            events += [
+                op(name, at + start, at + start + 9),
+                launch(at + start + 2, at + start + 4, number),
+                kernel(kernel_name, at + begin, at + begin + took, number),
+            ]
+    folder.mkdir(parents=True)
+    device = {**PROPERTIES[0], "name": "Tesla V100-SXM2-32GB"}
+    return write(folder, events, deviceProperties=[device])
 
 
 def test_a_moved_trace_keeps_its_name_and_its_families(tmp_path: Path) -> None:
@@ -141,11 +123,8 @@ def test_a_moved_trace_keeps_its_name_and_its_families(tmp_path: Path) -> None:
     assert moved.model == "my_net" and moved.batch_size == 8
     assert list(moved.families_us) == ["conv2d_backward_weight", "elementwise", "other"]
     assert load_trace(path, model="resnet").to("T4").model == "resnet"
-    assert (
-        moved.traced
-        and moved.traced.gpu.startswith("V100")
-        and "host as traced, dtype as traced" in str(moved)
-    )
+    assert moved.traced and moved.traced.gpu.startswith("V100")
+    assert "host as traced, dtype as traced" in str(moved)
     with pytest.raises(InputError, match="batch_size=0"):
         load_trace(path, batch_size=0)
 
@@ -153,11 +132,9 @@ def test_a_moved_trace_keeps_its_name_and_its_families(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        ("v100_ddp/kineto.json.gz", "v100_ddp"),
         ("v100x8_dlrm/rank0_kineto.json.gz", "v100x8_dlrm_rank0"),
         ("runs/gpt2.json", "gpt2"),
         ("runs/gpt2.pt.trace.json.gz", "runs_gpt2"),
-        ("trace.json", "trace"),
         ("the tracked step", "the tracked step"),
     ],
 )
@@ -168,22 +145,13 @@ def test_the_name_of_a_workload_comes_from_the_path(path: str, name: str) -> Non
 def test_a_trace_and_its_prediction_print_as_one_line(tmp_path: Path) -> None:
     path = three_steps(tmp_path / "my_net")
     trace = load_trace(path)
-    line = f"{path}: 3 iterations by ProfilerStep on {trace.device}, {len(trace)} events"
-    assert str(trace) == line and repr(trace) == f"<Trace: {line}>"
-    html = trace._repr_html_()
-    assert html.startswith("<table>") and trace.device in html and "ProfilerStep" in html
     moved = trace.to("T4")
-    assert (
-        str(moved).startswith("my_net on T4 (traced): ")
-        and "\n" not in str(moved)
-        and "GiB" not in str(moved)
-    )
-    rows = dict(moved.rows())
-    assert (
-        rows["throughput"].endswith("steps/s")
-        and rows["  step"] == f"{moved.traced.step_us / 1000:.3f} ms"
-    )
-    assert "memory" not in rows and "traced on" in moved._repr_html_()
+    line = f"{path}: 3 iterations by ProfilerStep on {trace.device}, {len(trace)} events"
+    assert str(trace) == line and trace._repr_html_().startswith("<table>")
+    said, rows = str(moved), dict(moved.rows())
+    assert said.startswith("my_net on T4 (traced): ") and "\n" not in said
+    assert rows["throughput"].endswith("steps/s") and "memory" not in rows
+    assert "traced on" in moved._repr_html_()
 
 
 def test_asking_inside_the_block_is_refused() -> None:
@@ -193,31 +161,27 @@ def test_asking_inside_the_block_is_refused() -> None:
 
 
 def test_a_trace_is_carried_to_another_limit_and_to_a_locked_clock(tmp_path: Path) -> None:
-    path = three_steps(tmp_path / "my_net")
-    trace = load_trace(path)
-    here, own = trace.measured, trace.to("V100-SXM2-32GB", power_limit_w=300)
-    low, locked = (
-        trace.to("V100-SXM2-32GB", power_limit_w=120),
-        trace.to("V100-SXM2-32GB", clock_mhz=765),
-    )
+    trace, gpu = load_trace(three_steps(tmp_path / "my_net")), "V100-SXM2-32GB"
+    here, own = trace.measured, trace.to(gpu, power_limit_w=300)
+    low, locked = trace.to(gpu, power_limit_w=120), trace.to(gpu, clock_mhz=765)
     assert here.power and own.power and low.power and locked.power
     assert own.predicted_us == pytest.approx(here.predicted_us)
     assert own.power.joules == pytest.approx(here.power.joules)
-    assert low.predicted_us > here.predicted_us and low.p10_us < low.predicted_us < low.p90_us
+    assert here.predicted_us < low.predicted_us and low.p10_us < low.predicted_us < low.p90_us
     assert low.power.mean_w(low.predicted_us) <= 120
+    assert "120 W; power binds" in dict(low.rows())["power"] and "power" not in dict(here.rows())
     assert locked.power.clock_mhz == pytest.approx(765) and locked.power.binds == "locked clock"
     assert low.evidence == {"transferred": 1.0} and here.evidence == {"measured": 1.0}
-    assert "120 W; power binds" in dict(low.rows())["power"] and "power" not in dict(here.rows())
     with pytest.raises(ConfigError, match=r"^gpu.power_limit_w=900: V100-SXM2-32GB takes 120 to"):
-        trace.to("V100-SXM2-32GB", power_limit_w=900)
+        trace.to(gpu, power_limit_w=900)
 
 
-def test_the_shell_carries_a_trace_too(tmp_path: Path) -> None:
-    path = str(three_steps(tmp_path / "my_net"))
-    asked = ["replay", path, "gpu=A100", "gpu.power_limit_w=150", "--json"]
-    facts = json.loads(CliRunner().invoke(app, asked).stdout)
+def test_the_shell_carries_a_trace_too(tmp_path: Path, steptime: Steptime) -> None:
+    path = three_steps(tmp_path / "my_net")
+    _, out, _ = steptime("replay", path, "gpu=A100", "gpu.power_limit_w=150", "--json")
+    facts = json.loads(out)
     there = load_trace(path).to("A100", power_limit_w=150)
     assert facts["predicted_us"] == pytest.approx(there.predicted_us)
     assert facts["mean_w"] <= 150 and facts["power_evidence"] == "assumed"
-    refused = CliRunner().invoke(app, ["replay", path, "gpu.sms=9"])
-    assert "gpu.sms: a trace is carried by gpu" in str(refused.exception)
+    code, _, refused = steptime("replay", path, "gpu.sms=9")
+    assert code and "gpu.sms: a trace is carried by gpu" in refused

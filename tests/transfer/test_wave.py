@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.scaling_methods import by_bound
 
@@ -20,22 +21,6 @@ NAMES = [spec.name for spec in list_gpus()]
 def _launches(blocks: float, threads: float) -> wave.Launches:
     blank = np.array([np.nan])
     return wave.Launches(np.array([blocks]), np.array([threads]), blank, blank)
-
-
-@given(
-    gpu=st.sampled_from(NAMES),
-    blocks=st.integers(1, 100_000),
-    threads=st.sampled_from([32, 64, 128, 256, 512, 1024]),
-    intensity=st.floats(0.01, 1000),
-    exact=st.booleans(),
-)
-def test_scaling_to_the_same_gpu_is_the_identity(
-    gpu: str, blocks: int, threads: int, intensity: float, exact: bool
-) -> None:
-    spec, times = load_gpu(gpu), np.array([123.0])
-    g = wave.gamma(np.array([intensity]), spec)
-    found = wave.scale(times, _launches(blocks, threads), spec, spec, g, exact=exact)
-    assert found == pytest.approx(times)
 
 
 @given(
@@ -77,22 +62,12 @@ def test_gamma_falls_from_pure_traffic_evenly_to_half_at_the_ridge_and_then_with
 
 
 def test_geometry_is_read_from_columns_and_from_texts() -> None:
-    axes = {
-        f"{side}_{axis}": [value] for side, value in (("grid", 4), ("block", 2)) for axis in "xyz"
-    }
+    axes = {f"grid_{axis}": [4] for axis in "xyz"} | {f"block_{axis}": [2] for axis in "xyz"}
     texts = pd.DataFrame({"grid": ["[4, 4, 4]", None], "block": ["[2,2,2]", "[1,1,1]"]})
-    assert wave.Launches.of(pd.DataFrame(axes)).blocks[0] == 64
     read = wave.Launches.of(texts)
-    assert read.blocks[0] == 64 and read.threads[0] == 8 and np.isnan(read.blocks[1])
-
-
-def test_unknown_geometry_falls_to_the_simplified_form() -> None:
-    origin, destination, blank = load_gpu("V100"), load_gpu("T4"), np.array([np.nan])
-    unknown = wave.Launches(blank, blank, blank, blank)
-    exact = wave.scale(np.array([10.0]), unknown, origin, destination, 0.9, exact=True)
-    assert exact == pytest.approx(
-        wave.scale(np.array([10.0]), unknown, origin, destination, 0.9, exact=False)
-    )
+    for launches in (wave.Launches.of(pd.DataFrame(axes)), read):
+        assert launches.blocks[0] == 64 and launches.threads[0] == 8
+    assert np.isnan(read.blocks[1])
 
 
 @pytest.mark.parametrize(
@@ -118,21 +93,14 @@ def test_bandwidth_counts_by_the_exponent_and_waves_and_clock_by_its_rest(
 
 
 def test_a_traced_kernel_moves_by_what_bounds_it_on_both_gpus() -> None:
-    origin = replace(
-        load_gpu("V100"), measured_fp32_gflop_per_s=16e3, measured_dram_gb_per_s=800
-    )  # ridge 20
-    other = replace(
-        origin, name="other", measured_fp32_gflop_per_s=8e3, measured_dram_gb_per_s=1600
-    )  # ridge 5
-    calls = pd.DataFrame(
-        {
-            "intensity": [100.0, 2.0, 10.0, np.nan, np.nan, np.nan],
-            "latency_us": 100.0,
-            "grid": ["[64,1,1]"] * 3 + ["[4096,1,1]", None, "[1,1,1]"],
-            "block": "[256,1,1]",
-        }
-    )
-    moved = by_bound(calls, origin, other)
+    def gpu(gflop_per_s: float, gb_per_s: float) -> GpuSpec:
+        peaks = {"measured_fp32_gflop_per_s": gflop_per_s, "measured_dram_gb_per_s": gb_per_s}
+        return replace(load_gpu("V100"), name=str(gb_per_s), **peaks)
+
+    origin, other = gpu(16e3, 800), gpu(8e3, 1600)  # ridges at 20 and at 5
+    calls = pd.DataFrame({"intensity": [100.0, 2.0, 10.0, *[np.nan] * 3], "latency_us": 100.0})
+    grids = ["[64,1,1]"] * 3 + ["[4096,1,1]", None, "[1,1,1]"]
+    moved = by_bound(calls.assign(grid=grids, block="[256,1,1]"), origin, other)
     # arithmetic takes twice as long, traffic half; 10 FLOP per byte change sides; one block cannot use more bandwidth
     assert list(moved["predicted_us"]) == pytest.approx([200, 50, 100, 50, 50, 100])
     width = (moved["p90_us"] / moved["p10_us"]).round(6)
