@@ -21,6 +21,7 @@ from pipeline.collect import campaign
 from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.microbenchmarks import samples_frame
 from pipeline.collect.unit_runner import Campaign
+from pipeline.errors import InputError
 from pipeline.measured import campaign_reader as reader
 from pipeline.schemas import SCHEMAS, read_table, to_arrow
 from pipeline.trace.load import load_trace
@@ -41,14 +42,17 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_another_run_repeats_nothing_that_was_done(measured: Path, tmp_path: Path) -> None:
+def test_another_run_repeats_nothing_that_was_done(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It finds what the last one left as read-only files elsewhere, with one that was cut off."""
     carried, out = tmp_path / "carried", tmp_path / "next"
     shutil.copytree(measured, carried)
     (carried / ".traces_a.tar.part").write_bytes(b"cut off")
     for file in carried.iterdir():
         file.chmod(0o444)
-    assert campaign.main([*TINY, "--resume", str(carried), "--out", str(out), *ONLY]) == 0
+    command = [*TINY, "--resume", str(carried), "--out", str(out), *ONLY]
+    assert campaign.main(command) == 0
     assert check(out) == []
     before, after = (
         json.loads((folder / "manifest.json").read_text()) for folder in (measured, out)
@@ -61,6 +65,10 @@ def test_another_run_repeats_nothing_that_was_done(measured: Path, tmp_path: Pat
     traces = f"traces_{STEP.replace('/', '.')}.tar"
     files = ["manifest.json", "peaks.parquet", "samples.parquet", "step_times.parquet", traces]
     assert sorted(path.name for path in out.iterdir()) == files
+    assert campaign.main(command) == 2
+    assert "the folder is not empty" in capsys.readouterr().err
+    with pytest.raises(InputError, match="but this GPU is H300; give a new folder"):
+        CampaignFolder(out, {"gpu": "H300"})
 
 
 def test_the_reader_gives_tables_of_the_pipeline(measured: Path, tmp_path: Path) -> None:
