@@ -1,7 +1,5 @@
 """Emulates a CUDA device, so that the campaign's CUDA branches run on a CPU. Only for tests, never for a measurement.
 
-    python -m tests.collect.pretend_cuda --out FOLDER --tiny ...     # the campaign, as the command line runs it
-
 While `pretend()` is open, three things change:
 
 - torch reports that it has a GPU.
@@ -17,7 +15,6 @@ from __future__ import annotations
 import gc
 import os
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +30,7 @@ import torch.utils._device
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity
 
-from pipeline.collect import campaign, measured_steps, peaks, profiling
+from pipeline.collect import measured_steps, peaks, profiling
 from pipeline.collect.profiling import SESSIONS
 from tests.collect.pretended_events import add_device_events
 
@@ -58,7 +55,6 @@ class PretendedGpu:
     Args:
         kernels: whether the profiler may see kernels.
         free_bytes: free memory, in bytes, that `mem_get_info` returns.
-        largest_bytes: largest tensor, in bytes, on the device; larger ones fail as out of memory.
         fault: called with every torch function and its arguments; may raise an error.
         jitter: relative spread of event times: every fifth interval is longer by this fraction.
         cache_bytes: size of the L2 cache in bytes.
@@ -67,7 +63,6 @@ class PretendedGpu:
 
     kernels: bool = True
     free_bytes: int = 140 << 30
-    largest_bytes: int = 4 << 30
     fault: Callable[[Any, tuple[Any, ...]], None] | None = None
     jitter: float = 0.0
     cache_bytes: int = 1 << 16
@@ -159,12 +154,7 @@ class _OnCpu(TorchFunctionMode):
                 args = (args[0], torch.device("cpu"))
             if asked and len(args) + len(kwargs) < 5:
                 kwargs.setdefault("copy", not isinstance(args[0], torch.nn.Parameter))
-        made = func(*args, **kwargs)
-        if asked and isinstance(made, torch.Tensor) and made.nbytes > self.gpu.largest_bytes:
-            raise torch.OutOfMemoryError(
-                f"CUDA out of memory. Tried to allocate {made.nbytes / 2**30:.2f} GiB."
-            )
-        return made
+        return func(*args, **kwargs)
 
 
 def _is_cuda(value: Any) -> bool:
@@ -279,8 +269,3 @@ def _profile_class(gpu: PretendedGpu) -> type:
                 add_device_events(Path(path), gpu, self.opened)
 
     return Profile
-
-
-if __name__ == "__main__":
-    with pretend():
-        sys.exit(campaign.main(sys.argv[1:]))

@@ -28,17 +28,8 @@ GEOMETRY = {
     "grid": [132, 1, 1],
     "block": [256, 1, 1],
     "blocks per SM": 1.0,
-    "warps per SM": 8.0,
-    "est. achieved occupancy %": 12,
 }
-DEVICE = {
-    "id": 0,
-    "name": "NVIDIA H200",
-    "totalGlobalMem": 150754820096,
-    "computeMajor": 9,
-    "computeMinor": 0,
-    "numSms": 132,
-}
+DEVICE = {"id": 0, "name": "NVIDIA H200"}
 
 
 class Gpu(Protocol):

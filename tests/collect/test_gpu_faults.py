@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +12,12 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.collect import campaign, campaign_calls, campaign_steps, device_facts
-from pipeline.collect import case_timing as bench
+from pipeline.collect import campaign, campaign_calls, campaign_steps
 from pipeline.collect import microbenchmarks as kernels
 from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.campaign_grid import plans
-from pipeline.collect.case_timing import Cache, Timing
+from pipeline.collect.case_timing import Cache
 from pipeline.collect.cases import Case, Spec
-from pipeline.collect.profiling import SESSIONS, ProfilerError, preflight
 from pipeline.collect.unit_runner import Campaign
 from pipeline.errors import InputError, TraceError
 from pipeline.measured import campaign_reader as reader
@@ -39,7 +36,7 @@ def measured(specs: list[Spec], seconds: float = 300.0) -> pd.DataFrame:
 
 
 def products(count: int) -> list[Spec]:
-    """Different products of one kernel each, and softmax gradients of two."""
+    """Different products of three kernels each, and softmax gradients, of which one kernel counts."""
     both = (("gemm", "mm", "forward"), ("softmax", "softmax", "backward"))
     return [
         Spec(family, op, phase, "fp32", PRODUCT | {"M": 8 + n, "H": 8 + n})
@@ -57,24 +54,12 @@ def small_campaign(folder: Path) -> tuple[Campaign, Any]:
     )
 
 
-@pytest.fixture(scope="module")
-def whole() -> pd.DataFrame:
-    """Samples by a profiler that loses nothing."""
-    with pretend():
-        return measured(products(40))
-
-
-@pytest.mark.parametrize("drops", [1, 25])
-def test_kernels_that_a_session_loses_at_its_head_are_nobodys(
-    drops: int, whole: pd.DataFrame
-) -> None:
+def test_kernels_that_a_session_loses_at_its_head_are_nobodys() -> None:
     """CUPTI 12.9 loses n kernels in its n-th session: with 25 times as many the spare ones do not suffice at once."""
-    with pretend(drops=drops):
+    with pretend(drops=25):
         found = measured(products(40))
-    names = ["family", "M", "H"]
-    both = found.merge(whole, on=names, suffixes=("", "_whole"))
-    assert len(both) > (79 if drops == 1 else 40)
-    assert (both["kernels"] == both["kernels_whole"]).all()
+    assert len(found) > 40
+    assert (found["kernels"] == found["family"].map({"gemm": 3, "softmax": 1})).all()
 
 
 def test_a_campaign_runs_whose_profiler_loses_kernels(tmp_path: Path) -> None:
@@ -100,17 +85,6 @@ def test_a_step_is_profiled_again_while_kernels_are_missing(tmp_path: Path) -> N
     assert (sessions > 2, facts["kernels_lost"]) == (True, 0)
 
 
-def test_a_product_is_profiled_again_before_the_profiler_is_given_up(tmp_path: Path) -> None:
-    with pretend(
-        drops=20
-    ):  # the second session, of the first product that counts, loses more than its spare kernels
-        seen = preflight(CUDA, tmp_path)
-        assert (seen["device_events"], SESSIONS.lost) == (3, 1)
-    with pretend(kernels=False) as gpu, pytest.raises(ProfilerError):
-        preflight(CUDA, tmp_path)
-    assert gpu.sessions == 4
-
-
 def test_a_step_that_cannot_be_profiled_keeps_its_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,27 +105,9 @@ def test_a_step_that_cannot_be_profiled_keeps_its_times(
     assert check(work.folder.path) == []
 
 
-@pytest.mark.parametrize("error", [AssertionError("sizes"), NotImplementedError("x")])
-def test_a_workload_that_cannot_be_captured_costs_only_its_own_calls(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_calls_in_a_file_are_not_looked_up_and_those_that_cannot_be_found_cost_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = Spec("gemm", "mm", "forward", "fp32", PRODUCT)
-
-    def capture(plan: Any) -> list[Spec]:
-        if plan.model == "gnmt":
-            raise error
-        return [known]
-
-    monkeypatch.setattr(campaign_calls, "calls_of_plan", capture)
-    work, _ = small_campaign(tmp_path / "run")
-    work.tiny = False
-    assert campaign_calls.workload_calls(work) == [known]
-    missing = work.folder.manifest["calls_not_known"]
-    assert missing
-    assert all("gnmt" in unit and type(error).__name__ in said for unit, said in missing.items())
-
-
-def test_calls_in_a_file_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def capture(plan: Any) -> list[Spec]:
         if plan.model == "gnmt":
             raise InputError("model gnmt needs something")
@@ -166,18 +122,17 @@ def test_calls_in_a_file_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.M
     assert len(calls) == sum(
         p.overrides.get("dtype") is None and p.model != "gnmt" for p in plans()
     )
-    looked_up: list[str] = []
-    monkeypatch.setattr(
-        campaign_calls, "calls_of_plan", lambda plan: looked_up.append(plan.model) or []
-    )
+    monkeypatch.setattr(campaign_calls, "calls_of_plan", lambda plan: 1 / 0)
     work, _ = small_campaign(tmp_path / "run")
     found = campaign_calls.workload_calls(replace(work, tiny=False, calls=calls))
-    assert set(looked_up) == {"gnmt"}
+    missing = work.folder.manifest["calls_not_known"]
+    assert missing and all("gnmt" in unit for unit in missing)
+    assert {said.partition(":")[0] for said in missing.values()} == {"ZeroDivisionError"}
     assert [spec.dims["M"] for spec in found[:2]] == [2048, 32]
     assert {spec.key for spec in found} == {spec.key for specs in calls.values() for spec in specs}
 
 
-@pytest.mark.parametrize("text", [None, "[]", "{", '{"steps/a": [{"family": "gemm"}]}'])
+@pytest.mark.parametrize("text", [None, '{"steps/a": [{"family": "gemm"}]}'])
 def test_a_file_without_calls_is_said_in_one_line(
     text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,15 +147,12 @@ def test_a_file_without_calls_is_said_in_one_line(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [KeyError("hidden"), ZeroDivisionError("x")])
-def test_a_call_that_cannot_be_made_costs_no_other(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_cannot_be_made_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     real = kernels.build_case
 
     def build(spec: Spec, make: Any) -> Case:
         if spec.op == "softmax":
-            raise error
+            raise KeyError("hidden")
         return real(spec, make)
 
     monkeypatch.setattr(kernels, "build_case", build)
@@ -208,33 +160,3 @@ def test_a_call_that_cannot_be_made_costs_no_other(
         found = measured(products(2))
     assert list(found["family"]) == ["gemm", "gemm"]
     assert list(found.attrs["unmeasured"].values()) == [2]
-
-
-def test_slow_calls_are_measured_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen calls just short of the slowest that is measured would run a minute past the deadline."""
-    groups: list[int] = []
-    measure = bench.Bench.measure
-    monkeypatch.setattr(bench.Bench, "warm_up", lambda self, timing, limit: 0.9 * limit)
-
-    def count(self: bench.Bench, timings: list[Timing], repetitions: int) -> None:
-        groups.append(len(timings))
-        measure(self, timings, repetitions)
-
-    monkeypatch.setattr(bench.Bench, "measure", count)
-    with pretend():
-        found = measured(products(4))
-    assert len(found) == 8
-    assert max(groups) <= 2
-
-
-def test_a_driver_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def hang(command: list[str], timeout: float, **_: Any) -> Any:
-        asked.append(command)
-        raise subprocess.TimeoutExpired(command, timeout)
-
-    monkeypatch.setattr(device_facts, "_SILENT", [])
-    monkeypatch.setattr(subprocess, "run", hang)
-    assert ["did not answer" in device_facts.gpu_state()["error"] for _ in range(3)] == [True] * 3
-    assert len(asked) == 1

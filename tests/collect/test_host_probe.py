@@ -29,47 +29,41 @@ def observations() -> pd.DataFrame:
     return observations_in(shipped_overheads(DONOR))
 
 
-def test_what_depends_on_the_device_is_left_out(observations: pd.DataFrame) -> None:
+def test_a_host_that_is_slower_by_a_factor_has_this_factor(observations: pd.DataFrame) -> None:
+    here, times = OverheadModel(merged(observations)), observations["value_us"]
+    for factor in (0.5, 3.0):
+        other = observations.assign(value_us=times * factor)
+        assert probe_factor(other, here) == pytest.approx(factor, rel=0.06)
     probed = probe_samples(observations)
-    assert set(probed["type"]) == {"T1", "T5"}
-    inside = probed[probed["type"] == "T5"]
-    assert len(inside) and not inside["op"].isin(["aten::mm", "aten::add_", "aten::copy_"]).any()
-
-
-@pytest.mark.parametrize("factor", [0.5, 3.0])
-def test_a_host_that_is_slower_by_a_factor_has_this_factor(
-    observations: pd.DataFrame, factor: float
-) -> None:
-    other = observations.assign(value_us=observations["value_us"] * factor)
-    assert probe_factor(other, OverheadModel(merged(observations))) == pytest.approx(
-        factor, rel=0.06
-    )
-    device = ~observations.index.isin(probe_samples(observations).index)
-    slow_driver = observations.assign(
-        value_us=observations["value_us"].mask(device, observations["value_us"] * 9)
-    )
-    assert probe_factor(slow_driver, OverheadModel(merged(observations))) == pytest.approx(
+    assert set(probed["type"]) == {"T1", "T5"} and not (probed["op"] == "aten::mm").any()
+    slow_driver = times.mask(~observations.index.isin(probed.index), times * 9)
+    assert probe_factor(observations.assign(value_us=slow_driver), here) == pytest.approx(
         1.0, rel=0.06
     )
-
-
-def test_too_little_in_common_is_one_line(observations: pd.DataFrame) -> None:
     with pytest.raises(MeasurementError, match="operators in common"):
-        probe_factor(observations.assign(op="mine::op"), OverheadModel(merged(observations)))
+        probe_factor(observations.assign(op="mine::op"), here)
 
 
-@pytest.mark.parametrize(("here_us", "factor"), [(1.0, 1.0), (0.0, 1.2)])
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round of one step, which nothing disturbs."""
+    monkeypatch.setattr(host_probe, "ROUNDS", 1)
+    monkeypatch.setattr(host_probe, "WORKLOADS", {"dlrm_ddp": 16})
+    monkeypatch.setattr(host_probe, "thread_time", host_probe.perf_counter)
+
+
+@pytest.mark.usefixtures("quick")
 def test_what_the_profiler_costs_here_is_not_taken_for_a_slow_host(
-    observations: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, here_us: float, factor: float
+    observations: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The donor's own traces are a host like the donor's, if the profiler costs here what it cost there: 1 us."""
-    monkeypatch.setattr(host_probe, "ROUNDS", 1)
-    monkeypatch.setattr(host_probe, "WORKLOADS", {"dlrm_small": 2})
-    monkeypatch.setattr(host_probe, "profiler_cost", lambda device: ProfilerCost(here_us, here_us))
     monkeypatch.setattr(host_probe, "extract_traces", lambda traces: observations)
-    monkeypatch.setattr(host_probe, "thread_time", host_probe.perf_counter)
-    host = host_probe.probe_host("x", observations)
-    assert host.scale == pytest.approx(factor, rel=0.06) and host.log_sd == PROBE_LOG_SD
+    monkeypatch.setattr(host_probe, "warm_up", lambda *_: 0.0)  # no time of this machine counts
+    for here_us, factor in ((1.0, 1.0), (0.0, 1.2)):
+        cost = ProfilerCost(here_us, here_us)
+        monkeypatch.setattr(host_probe, "profiler_cost", lambda device, cost=cost: cost)
+        host = host_probe.probe_host("x", observations)
+        assert host.scale == pytest.approx(factor, rel=0.06) and host.log_sd == PROBE_LOG_SD
     monkeypatch.setattr(host_probe, "thread_time", lambda: host_probe.perf_counter() / 2)
     with pytest.warns(SteptimeWarning, match="left the probe 50% of a core"):
         busy = host_probe.probe_host("x", observations)
@@ -78,24 +72,16 @@ def test_what_the_profiler_costs_here_is_not_taken_for_a_slow_host(
     )
 
 
-def test_the_command_writes_a_host_that_predicts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host_probe, "ROUNDS", 1)
-    monkeypatch.setattr(host_probe, "WORKLOADS", {"dlrm_ddp": 16})
-    monkeypatch.setattr(host_probe, "thread_time", host_probe.perf_counter)
+@pytest.mark.usefixtures("quick")
+def test_the_command_writes_a_host_that_predicts(tmp_path: Path) -> None:
     file = tmp_path / "lab.yaml"
     result = CliRunner().invoke(cli.app, ["host", "--out", str(file)])
     assert result.exit_code == 0 and f"host={file}" in result.output, result.output
     host = load_host(str(file))
-    assert (
-        host.name == "lab"
-        and host.observations == DONOR
-        and host.log_sd == PROBE_LOG_SD
-        and 0.05 < host.scale < 50
-    )
+    assert (host.name, host.observations, host.log_sd) == ("lab", DONOR, PROBE_LOG_SD)
+    assert 0.05 < host.scale < 50
     assert "torch" in file.read_text()
-    assert predict("H100", "dlrm_ddp", batch_size=64, host=str(file)).host == "lab"
+    assert predict("H100", "dlrm_small", host=str(file)).host == "lab"
     again = CliRunner().invoke(cli.app, ["host", "--out", str(file)])
     assert again.exit_code != 0 and "exists already" in str(again.exception)
     wrong = CliRunner().invoke(cli.app, ["host", "--out", str(tmp_path / "a b.yaml")])

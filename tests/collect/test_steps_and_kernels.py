@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from pipeline.collect import measured_steps
 from pipeline.collect.campaign_grid import load_model, parse
 from pipeline.collect.device import select_device, undisturbed
 from pipeline.collect.measured_steps import collect_step
@@ -26,15 +27,11 @@ TINY = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tab
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("step")
-    collect_step(
-        {**load_model("dlrm_small"), **TINY},
-        16,
-        "cpu",
-        out,
-        iterations=3,
-        seconds=0.2,
-        provenance={"commit": "abc"},
-    )
+    with pytest.MonkeyPatch.context() as patch:  # a busy machine never repeats a time
+        patch.setattr(measured_steps, "MAX_WARM_UP", 3)
+        patch.setattr(measured_steps, "MAX_ROUNDS", 1)
+        given = {"iterations": 3, "seconds": 0.2, "provenance": {"commit": "abc"}}
+        collect_step({**load_model("dlrm_small"), **TINY}, 16, "cpu", out, **given)
     return out
 
 
@@ -52,11 +49,7 @@ def test_a_step_leaves_its_times_and_both_traces(folder: Path) -> None:
 def test_every_call_of_the_step_is_measured(folder: Path, tmp_path: Path) -> None:
     graph = import_execution_trace(folder / "execution_trace.json.gz")
     calls = map_calls(graph, None, device="cpu")
-    for seconds in (
-        3.0,
-        10.0,
-        30.0,
-    ):  # a busy machine takes longer to come to the sizes around the calls
+    for seconds in (3.0, 30.0):  # a busy machine takes longer to come to the sizes around the calls
         samples = measure_calls(calls, "cpu", seconds, graph=graph.table)
         if len(samples) > len(calls):
             break
@@ -69,11 +62,8 @@ def test_every_call_of_the_step_is_measured(folder: Path, tmp_path: Path) -> Non
 
 
 def test_calls_are_measured_without_their_graph_and_others_are_counted() -> None:
-    common = {"phase": "forward", "dtype": "fp32"}
-    rows = [
-        {"node_id": 0, "family": "gemm", "op": "linear", "B": 1, "M": 8, "N": 8, "K": 8, **common},
-        {"node_id": 1, "family": "collective", "op": "all_reduce", "bytes": 64, **common},
-    ]
+    rows = {"node_id": [0, 1], "family": ["gemm", "collective"], "op": ["linear", "all_reduce"]}
+    rows |= {"phase": "forward", "dtype": "fp32", "B": 1, "M": 8, "N": 8, "K": 8, "bytes": 64}
     samples = measure_calls(pd.DataFrame(rows), "cpu", 0.2, sampled=False)
     assert list(samples["family"]) == ["gemm"]
     assert list(samples.attrs["unmeasured"].values()) == [1]
@@ -107,25 +97,13 @@ def test_operators_that_were_timed_for_fused_lookups_are_no_samples_of_them(tmp_
     fused = read_table(folder / "samples.parquet", "samples")["op"].isin(["fused", "fused_sgd"])
     samples = read_samples(folder)
     assert fused.sum() == 35 and len(samples) == len(fused) - 35
-    assert {"bag", "gather", "sparse", "dense"} <= set(samples["op"]) and "fused" not in set(
-        samples["op"]
-    )
+    assert {"bag", "gather", "sparse", "dense"} <= set(samples["op"])
+    assert "fused" not in set(samples["op"])
     sizes = {"dtype": "fp32", "B": 4, "T": 2, "L": 2, "E": 16, "D": 4}
-    calls = [
-        ("forward", "fused"),
-        ("forward", "bag"),
-        ("backward", "fused_sgd"),
-        ("backward", "sparse"),
-    ]
-    rows = [
-        {"family": f"embedding_{phase}", "op": op, "phase": phase, **sizes} for phase, op in calls
-    ]
-    write_table(
-        measure_calls(pd.DataFrame(rows), "cpu", 0.2, sampled=False),
-        tmp_path / "samples.parquet",
-        "samples",
-    )
+    calls = pd.DataFrame({"op": ["fused", "bag", "fused_sgd"], **sizes})
+    calls["phase"] = ["forward", "forward", "backward"]
+    calls["family"] = "embedding_" + calls["phase"]
+    now = measure_calls(calls, "cpu", 0.2, sampled=False)
+    write_table(now, tmp_path / "samples.parquet", "samples")
     shutil.copy(folder / "manifest.json", tmp_path)
-    assert set(read_samples(tmp_path)["op"]) == {"bag", "sparse"}, (
-        "measured now, only the operators are left"
-    )
+    assert len(now) == 3 and list(read_samples(tmp_path)["op"]) == ["bag"]

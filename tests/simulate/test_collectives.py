@@ -63,9 +63,3 @@ def test_what_takes_most_of_the_critical_path_limits_the_step(
     kernel_us: list[float], bound: str
 ) -> None:
     assert simulate(replace(exchange(), api_us=np.full(4, 1.0)), kernel_us).bound == bound
-
-
-def test_a_step_of_one_gpu_communicates_nothing() -> None:
-    step = simulate(program(row(LAUNCH), row(LAUNCH)), [10.0, 5.0])
-    assert step.communication_us == (0.0, 0.0)
-    assert not step.program.communicates.any()

@@ -1,6 +1,5 @@
 """Steps launched as CUDA graphs, on programs that can be added up by hand and on a whole step."""
 
-import numpy as np
 import pytest
 
 from pipeline import predict
@@ -37,11 +36,6 @@ def test_copies_of_the_batch_stay_outside():
     steps.items.phase[0] = "data"
     found = as_cuda_graphs(steps)
     assert found.gap_us.tolist() == [4, 0] and found.api_us.tolist() == [2, GRAPH_LAUNCH_US]
-
-
-def test_a_program_without_launches_is_left_without_any():
-    found = as_cuda_graphs(program(row(HOST, gap=7), row(HOST, lead=1, gap=2)))
-    assert simulate(found, np.empty(0)).step_us[0] == 0
 
 
 @pytest.mark.parametrize(

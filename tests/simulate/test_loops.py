@@ -37,7 +37,7 @@ def looped(rows: list[dict[str, Any]], kernels: np.ndarray) -> Timeline:
 
 @pytest.mark.parametrize("waits", [0, 1])
 @pytest.mark.parametrize("kernel_us", [4.0, 12.0, 20.0])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_step_of_a_loop_takes_as_long_as_one_of_many(
     seed: int, kernel_us: float, waits: int
 ) -> None:
@@ -51,7 +51,7 @@ def test_a_step_of_a_loop_takes_as_long_as_one_of_many(
     assert min(step.critical.parts.values()) >= 0 and step.idle_us[0] >= -1e-9
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_each_draw_is_a_step_of_its_own_loop(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = drawn_rows(rng, 30, [LAUNCH] * 6 + [HOST])
@@ -70,7 +70,7 @@ def test_each_draw_is_a_step_of_its_own_loop(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kinds, off", [([], 1e-9), ([SYNC], 0.08)])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_two_streams_are_exact_without_waits_and_near_where_the_host_waits_for_one(
     seed: int, kinds: list[int], off: float
 ) -> None:
@@ -88,14 +88,8 @@ def test_a_step_that_can_be_added_up() -> None:
         rows, kernels
     )  # the device fills its idle time, 13 us: three kernels and the gaps before them
     assert step.carried_us[0] == 13.0 and step.step_us[0] == 48.0 and step.bound == "device"
-    assert step.critical.parts == {
-        "host_us": 0.0,
-        "device_us": 45.0,
-        "queued_us": 0.0,
-        "latency_us": 0.0,
-        "gap_us": 3.0,
-        "return_us": 0.0,
-    }
+    parts = {name: us for name, us in step.critical.parts.items() if us}
+    assert parts == {"device_us": 45.0, "gap_us": 3.0}
     short = looped(rows, np.full(3, 5.0))
     assert short.step_us[0] == 40.0 and short.bound == "host" and not short.critical.calls.any()
 

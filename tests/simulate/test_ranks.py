@@ -42,10 +42,8 @@ def rank(
 def test_ranks_are_compared_in_the_last_step_that_all_of_them_hold(tmp_path: Path) -> None:
     paths = [rank(tmp_path / "a", [3, 4, 5]), rank(tmp_path / "b", [2, 3, 4])]
     results = replay_ranks(paths)
-    assert [r.iteration.kernel_us.tolist() for r in results] == [
-        [14, 5],
-        [14, 5],
-    ]  # step 4, not the last of each
+    # step 4, not the last of each
+    assert [r.iteration.kernel_us.tolist() for r in results] == [[14, 5]] * 2
     said = facts(paths, results)
     assert said["overheads"]["T4"]["count"] == 12 and said["overheads"]["T4"]["mean_us"] == 2
 
@@ -66,11 +64,6 @@ def test_unnumbered_steps_must_at_least_overlap_in_time(tmp_path: Path) -> None:
     assert len(replay_ranks([first, second])) == 2
     with pytest.raises(InputError, match=r"do not overlap in\s+time"):
         replay_ranks([first, late])
-
-
-def test_numbered_steps_of_another_hour_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a/trace.json and .*b/trace.json do not overlap in time"):
-        replay_ranks([rank(tmp_path / "a", [2, 3]), rank(tmp_path / "b", [2, 3], shift=3.6e9)])
 
 
 @pytest.mark.parametrize(
@@ -94,22 +87,17 @@ def test_a_collective_of_any_age_ends_for_all_ranks_at_once(
     results = replay_ranks(paths)
     ends = [r.timeline.device_end[1, 0] + begin for r, begin in zip(results, (0, 30), strict=True)]
     assert ends[0] == pytest.approx(ends[1])
-    assert results[1].communication_us == pytest.approx(5.0) and results[
-        0
-    ].communication_us == pytest.approx(35.0)
+    assert [r.communication_us for r in results] == pytest.approx([35.0, 5.0])
 
 
 def test_ranks_with_other_collectives_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError,
-        match=r"b/trace.json takes part in 1 collectives ncclKernel_AllGather, .*a/trace.json in 0",
-    ):
-        replay_ranks(
-            [
-                rank(tmp_path / "a", [2]),
-                rank(tmp_path / "b", [2], collective="ncclKernel_AllGather"),
-            ]
-        )
+    paths = [
+        rank(tmp_path / "a", [2]),
+        rank(tmp_path / "b", [2], collective="ncclKernel_AllGather"),
+    ]
+    said = r"b/trace.json takes part in 1 collectives ncclKernel_AllGather, .*a/trace.json in 0"
+    with pytest.raises(InputError, match=said):
+        replay_ranks(paths)
 
 
 def test_what_is_odd_about_a_rank_is_told(tmp_path: Path) -> None:

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from pipeline.answers.tracker import load_trace as tracked_trace
 from pipeline.errors import TraceError
 from pipeline.overheads.extraction import outstanding
-from pipeline.overheads.overhead_model import OverheadModel
-from pipeline.overheads.statistics import summarise
-from pipeline.schemas import to_arrow
 from pipeline.simulate import measured_rows, timeline_events
-from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.rank_replay import replay_ranks
-from pipeline.simulate.replay import build, replay
+from pipeline.simulate.replay import replay
 from pipeline.simulate.replay_result import table
-from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
 from tests.trace.trace_drawing import (
@@ -48,28 +40,16 @@ def test_iterations_are_split_as_documented(
     assert result.as_dict()["error"] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_other_traces_give_the_statistics_and_every_iteration_counts(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    result = replay(write(tmp_path, equal_steps(4)), [write(other, equal_steps(1))])
-    assert result.split == "other traces" and len(result.replayed) == 4
-
-
 def test_host_time_of_the_evaluated_iterations_is_not_used(tmp_path: Path) -> None:
     # the target's op takes three times as long; statistics of the other trace must not know
     other = tmp_path / "other"
     other.mkdir()
-    figures = replay(
-        write(tmp_path, equal_steps(3, stretch=3.0)), [write(other, equal_steps(3))]
-    ).as_dict()
-    assert figures["measured_us"] == pytest.approx(73.0) and figures[
-        "predicted_us"
-    ] == pytest.approx(33.0)
-
-
-def test_a_trace_without_operators_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="activities"):
-        replay(write(tmp_path, [kernel("k", 0, 5, 1)]))
+    slow = write(tmp_path, equal_steps(3, stretch=3.0))
+    result = replay(slow, [write(other, equal_steps(3))])
+    assert result.split == "other traces" and len(result.replayed) == 3
+    figures = result.as_dict()
+    assert figures["measured_us"] == pytest.approx(73.0)
+    assert figures["predicted_us"] == pytest.approx(33.0)
 
 
 def test_the_timeline_opens_beside_the_measured_trace(tmp_path: Path) -> None:
@@ -106,9 +86,8 @@ def test_streams_of_two_gpus_are_two_although_both_are_called_7(tmp_path: Path) 
             second,
         ]
     figures = replay(write(tmp_path, events)).as_dict()
-    assert figures["measured_us"] == 116.0 and figures["predicted_us"] == pytest.approx(
-        116.0, abs=0.5
-    )
+    assert figures["measured_us"] == 116.0
+    assert figures["predicted_us"] == pytest.approx(116.0, abs=0.5)
 
 
 def test_a_graph_takes_one_place_in_the_launch_queue(tmp_path: Path) -> None:
@@ -125,9 +104,8 @@ def test_a_graph_takes_one_place_in_the_launch_queue(tmp_path: Path) -> None:
         events += [kernel(f"k{k}", at + 15 + k, at + 15.9 + k, i + 1) for k in range(3000)]
     path = write(tmp_path, events)
     figures = replay(path).as_dict()
-    assert figures["measured_us"] == 4000.0 and figures["predicted_us"] == pytest.approx(
-        4000.0, rel=0.001
-    )
+    assert figures["measured_us"] == 4000.0
+    assert figures["predicted_us"] == pytest.approx(4000.0, rel=0.001)
     assert outstanding(activity(load_trace(path))).max() == 0
 
 
@@ -136,36 +114,17 @@ def test_stamps_below_zero_are_stamps(tmp_path: Path) -> None:
     plain = replay(write(tmp_path, events)).as_dict()
     earlier = [{**event, "ts": event["ts"] - 5000} for event in events]
     moved = replay(write(tmp_path, earlier)).as_dict()
-    assert (
-        moved["per_iteration"] == plain["per_iteration"]
-        and moved["overheads"] == plain["overheads"]
-    )
+    assert moved["per_iteration"] == plain["per_iteration"]
+    assert moved["overheads"] == plain["overheads"]
 
 
 def test_gpu_work_that_nothing_is_tied_to_is_refused_not_left_out(tmp_path: Path) -> None:
     events = equal_steps(3)
     for event in events:
         event["args"].pop("correlation", None)
-    path = write(tmp_path, events)
-    with pytest.raises(
-        TraceError, match=r"trace\.json: no operators launched any of the GPU's work"
-    ):
-        replay(path)
-
-
-def test_a_graph_launch_starts_all_its_kernels(tmp_path: Path) -> None:
-    #   main [graph op: cudaGraphLaunch]
-    #   s7        [a---][b--]   s8  [c----]
-    events = [
-        op("graph::replay", 0, 30),
-        api("cudaGraphLaunch", 2, 6, 1),
-        kernel("a", 8, 18, 1),
-        kernel("b", 19, 26, 1),
-        kernel("c", 12, 40, 1, stream=8),
-    ]
-    result = replay(write(tmp_path, events))
-    assert result.replayed[0].program.call_count == 3
-    assert result.replayed[0].timeline.active_us[0] >= 28
+    said = r"trace\.json: no operators launched any of the GPU's work"
+    with pytest.raises(TraceError, match=said):
+        replay(write(tmp_path, events))
 
 
 def queued(tmp_path: Path, count: int = 4) -> Path:
@@ -193,48 +152,11 @@ def test_work_queued_before_a_step_is_shown_apart_from_it(tmp_path: Path) -> Non
     assert figures["step_measured_us"] == 101 == figures["time_per_batch_us"]
     assert figures["step_predicted_us"] == pytest.approx(figures["predicted_us"] - 105)
     path = figures["critical_path"]
-    parts = [
-        path[name]
-        for name in ("host_us", "device_us", "queued_us", "latency_us", "gap_us", "return_us")
-    ]
-    assert (
-        sum(parts) == pytest.approx(figures["predicted_us"])
-        and path["queued_us"] == 105
-        and path["device_us"] == 100
-    )
-    text = rendered(table(figures))
-    for label in (
-        "work queued before the step",
-        "step (span without that work), measured",
-        "time per batch",
-    ):
-        assert label in text
-
-
-def test_earlier_work_that_outlasts_a_step_did_not_delay_it(tmp_path: Path) -> None:
-    """A kernel of stream 8 runs from the second step to after the third one, whose own kernel is on stream 7."""
-    events = [
-        event
-        for i, at in enumerate((0, 1000, 2000))
-        for event in (
-            annotation(f"ProfilerStep#{i}", at, at + 100),
-            op("aten::mm", at + 1, at + 21),
-            launch(at + 3, at + 5, i + 1),
-            kernel("gemm", at + 10, at + 90, i + 1),
-        )
-    ]
-    events += [launch(1006, 1008, 9), kernel("other", 1020, 3000, 9, stream=8)]
-    each = replay(write(tmp_path, events)).as_dict()["per_iteration"]
-    assert [(row["iteration"], row["measured_us"], row["queued_us"]) for row in each][-1] == (
-        2,
-        89,
-        0,
-    )
-
-
-def test_one_iteration_has_no_time_per_batch(tmp_path: Path) -> None:
-    figures = replay(queued(tmp_path, 1)).as_dict()
-    assert figures["time_per_batch_us"] is None and "time per batch" not in rendered(table(figures))
+    parts = ["host_us", "device_us", "queued_us", "latency_us", "gap_us", "return_us"]
+    assert sum(path[name] for name in parts) == pytest.approx(figures["predicted_us"])
+    assert path["queued_us"] == 105 and path["device_us"] == 100
+    labels = list(table(figures).columns[0].cells)
+    assert any("work queued before the step" in str(label) for label in labels)
 
 
 def test_the_mean_of_halves_has_no_error_of_its_own(tmp_path: Path) -> None:
@@ -242,27 +164,14 @@ def test_the_mean_of_halves_has_no_error_of_its_own(tmp_path: Path) -> None:
     figures = replay(queued(tmp_path)).as_dict()
     assert figures["baselines"]["train_mean_error"] is None
     assert figures["baselines"]["train_mean_mean_absolute_error"] > 0.1
-    line = next(
-        line for line in rendered(table(figures)).splitlines() if "mean of training" in line
-    )
-    assert line.count("%") == 1
     other = tmp_path / "other"
     other.mkdir()
     held_out = replay(queued(tmp_path), [queued(other, 6)]).as_dict()
     assert held_out["baselines"]["train_mean_error"] == pytest.approx(231.5 / 180.5 - 1)
 
 
-def rendered(renderable: object) -> str:
-    stream = io.StringIO()
-    Console(file=stream, width=160).print(renderable)
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize(
-    "name", ["v100_ddp", "a100x8_dlrm", "rtx2080ti_resnet", "rtx2080ti_linear"]
-)
-def test_a_trace_on_its_own_gpu_is_the_step_that_replay_shows(datasets: Path, name: str) -> None:
-    path = datasets / "traces" / name / "kineto.json.gz"
+def test_a_trace_on_its_own_gpu_is_the_step_that_replay_shows(datasets: Path) -> None:
+    path = datasets / "traces" / "v100_ddp" / "kineto.json.gz"
     moved = tracked_trace(path)
     here = moved.to(moved.origin.name)
     figures = replay(path).as_dict()
@@ -279,59 +188,27 @@ BARS = {"rtx2080ti_resnet": 0.025, "rtx2080ti_linear": 0.10, "a100x8_dlrm": 0.05
 
 @pytest.mark.parametrize("name", BARS)
 def test_held_out_iterations_are_predicted_within_the_bar(datasets: Path, name: str) -> None:
-    figures = replay(datasets / "traces" / name / "kineto.json.gz").as_dict()
-    assert figures["mean_absolute_error"] <= BARS[name]
-    assert (
-        figures["mean_absolute_error"]
-        < figures["baselines"]["queued_and_kernels_mean_absolute_error"]
-    )
-    assert figures["mean_absolute_error"] < figures["baselines"]["train_mean_mean_absolute_error"]
+    path = datasets / "traces" / name / "kineto.json.gz"
+    figures = replay(path).as_dict()
+    others = [
+        figures["baselines"][f"{baseline}_mean_absolute_error"]
+        for baseline in ("queued_and_kernels", "train_mean")
+    ]
+    assert figures["mean_absolute_error"] < min(BARS[name], *others)
+    if name == "a100x8_dlrm":  # the published form can be chosen, and is worse
+        published = replay(path, published=True).as_dict()
+        assert published["mean_absolute_error"] > figures["mean_absolute_error"]
 
 
 def test_work_that_was_queued_before_a_public_trace_is_no_part_of_its_step(datasets: Path) -> None:
-    figures = replay(
-        datasets / "traces/mi300/sglang_decode.json.gz"
-    ).as_dict()  # its first kernel of stream 3 waits 463 ms
-    assert figures["queued_us"] == pytest.approx(463_317, abs=1) and figures[
-        "step_measured_us"
-    ] == pytest.approx(10_450, abs=1)
-
-
-def ranks(datasets: Path) -> list[Path]:
-    return [datasets / "traces" / "v100x8_dlrm" / f"rank{rank}_kineto.json.gz" for rank in range(5)]
+    # its first kernel of stream 3 waits 463 ms
+    figures = replay(datasets / "traces/mi300/sglang_decode.json.gz").as_dict()
+    assert figures["queued_us"] == pytest.approx(463_317, abs=1)
+    assert figures["step_measured_us"] == pytest.approx(10_450, abs=1)
 
 
 def test_a_rank_is_predicted_from_the_others(datasets: Path) -> None:
-    paths = ranks(datasets)
+    folder = datasets / "traces" / "v100x8_dlrm"
+    paths = [folder / f"rank{rank}_kineto.json.gz" for rank in range(5)]
     errors = [abs(replay(p, [q for q in paths if q != p]).as_dict()["error"]) for p in paths]
     assert np.mean(errors) <= 0.025
-
-
-def test_ranks_simulated_together_explain_their_waiting(datasets: Path) -> None:
-    results = replay_ranks(ranks(datasets))
-    assert np.mean([abs(r.error) for r in results]) <= 0.03
-    for result in results:
-        compute, communication, active = (
-            result.compute_us,
-            result.communication_us,
-            result.timeline.active_us[0],
-        )
-        assert max(compute, communication) <= active <= compute + communication
-
-
-def test_the_published_form_is_selectable_and_worse(datasets: Path) -> None:
-    path = datasets / "traces" / "a100x8_dlrm" / "kineto.json.gz"
-    ours = replay(path).as_dict()
-    assert (
-        replay(path, published=True).as_dict()["mean_absolute_error"] > ours["mean_absolute_error"]
-    )
-
-
-def test_faster_kernels_never_lengthen_a_public_step(datasets: Path) -> None:
-    source = TraceSelection.of(load_trace(datasets / "traces" / "v100_ddp" / "kineto.json.gz"))
-    samples, waits = learn([source])
-    iteration = source.chosen[-1]
-    program = build(source, iteration, OverheadModel(summarise(samples)), waits)
-    spans = simulate(program, np.outer([1.0, 0.9, 0.5, 0.0], iteration.kernel_us)).step_us
-    assert (np.diff(spans) <= 1e-6).all()
-    to_arrow(simulate(program, iteration.kernel_us).to_frame(), "prediction")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from pipeline.simulate import compiled_walk, critical_path, timeline
 from pipeline.simulate.critical_path import simulate, step_times
 from pipeline.simulate.program import Program
 from pipeline.simulate.program_changes import as_published
-from tests.commands import python
-from tests.simulate.programs import HOST, LAUNCH, SYNC, program, row
+from tests.simulate.programs import HOST, LAUNCH, SYNC, drawn_rows, program, row
 
 
 def both(subject: Program, draws: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -32,37 +30,22 @@ def both(subject: Program, draws: int, seed: int = 0) -> tuple[np.ndarray, np.nd
 def random_program(seed: int) -> Program:
     """Rows of every kind: two threads, three streams (one of collectives), waits, blocking copies, earlier work."""
     rng = np.random.default_rng(seed)
-    rows: list[dict[str, Any]] = []
+    rows = drawn_rows(rng, int(rng.integers(1, 60)), streams=3, threads=2, blocking=0.1)
     calls = 0
-    for i in range(int(rng.integers(1, 60))):
-        kind = int(rng.choice([HOST, LAUNCH, LAUNCH, LAUNCH, SYNC]))
-        times = {name: float(rng.exponential(5.0)) for name in ("lead", "gap", "api", "tail")}
-        waits = (
-            tuple(rng.integers(0, calls, rng.integers(0, 3)).tolist())
-            if calls and kind != HOST
-            else ()
-        )
-        stream = int(rng.integers(-1 if kind == SYNC else 0, 3))
-        previous = int(rng.integers(-1, i)) if i and rng.random() < 0.2 else None
-        rows.append(
-            row(
-                kind,
-                stream=stream,
-                thread=int(rng.integers(0, 2)),
-                waits=waits,
-                previous=previous,
-                blocking=bool(kind == LAUNCH and rng.random() < 0.1),
-                latency=float(rng.choice([0.0, 4.0])),
-                **times,
-            )
-        )
-        calls += kind == LAUNCH
+    for i, each in enumerate(rows):
+        if calls and each["kind"] != HOST:
+            each["waits"] = tuple(rng.integers(0, calls, rng.integers(0, 3)).tolist())
+        if each["kind"] == SYNC and rng.random() < 0.3:
+            each["stream"] = -1
+        if i and rng.random() < 0.2:
+            each["previous"] = int(rng.integers(-1, i))
+        calls += each["kind"] == LAUNCH
     depth, collectives = int(rng.choice([0, 1, 3])), int(rng.choice([-1, 2]))
     backlog, loop = tuple(rng.choice([0.0, 30.0], 3).tolist()), bool(rng.integers(0, 2))
     return program(*rows, backlog=backlog, loop=loop, queue_depth=depth, collectives=collectives)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(25))
 def test_step_times_timelines_and_critical_paths_of_random_programs(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +69,7 @@ def test_step_times_timelines_and_critical_paths_of_random_programs(
     assert len(paths[0]["moments"]) > 0
 
 
-@pytest.mark.parametrize("draws", [1, 31, 32, 33, 64])
+@pytest.mark.parametrize("draws", [1, 32, 33])
 def test_every_count_of_draws(draws: int) -> None:
     compiled, plain = both(random_program(3), draws)
     assert compiled.shape == (draws,) and np.array_equal(compiled, plain)
@@ -100,11 +83,7 @@ def test_further_calls_of_one_launch_take_no_place_in_the_queue() -> None:
     assert not np.array_equal(both(free, 40)[0], both(program(*rows, queue_depth=2), 40)[0])
 
 
-def test_a_step_without_calls() -> None:
-    assert np.array_equal(*both(program(row(HOST, gap=3.0), row(HOST, gap=4.0)), 5))
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_published_form_is_the_same_compiled(seed: int) -> None:
     assert np.array_equal(*both(as_published(random_program(seed)), 4, seed))
 
@@ -118,13 +97,3 @@ def test_full_devices_are_walked_in_numpy(monkeypatch: pytest.MonkeyPatch) -> No
     assert np.array_equal(
         step_times(full, times, which, scale), simulate(full, times[which].T).step_us
     )
-
-
-def test_a_small_step_does_not_load_the_compiler() -> None:
-    point = ["gpu=V100", "model=dlrm_default", "predict.draws=64"]
-    source = (
-        "import sys; from pipeline.answers.engine import engine; from pipeline.question.question"
-        f" import expand; engine().predict_one(expand({point!r})[0]).whole(); sys.exit('numba' in"
-        " sys.modules)"
-    )
-    assert python(source).returncode == 0

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.overheads.extraction import KEPT_NS, cut_calls, extract_overheads, one_time_calls
+from pipeline.overheads.extraction import one_time_calls
 from pipeline.overheads.trace_overheads import extract_traces
 from pipeline.simulate.replay import replay
 from pipeline.simulate.trace_selection import TraceSelection
@@ -45,30 +44,16 @@ def steps(count: int, slow: int = -1, speed: float = 1.0, idle: int = -1) -> lis
     return events
 
 
-def test_memory_from_the_driver_is_a_one_time_cost_and_a_hiccup_is_none(tmp_path: Path) -> None:
-    act = activity(load_trace(write(tmp_path, steps(4, slow=2))))
-    assert [str(act.trace.names[e]) for e in one_time_calls(act)] == ["cudaMalloc"]
+def test_a_long_wait_of_the_host_is_no_one_time_cost(tmp_path: Path) -> None:
     blocked = [*steps(1), api("cudaStreamSynchronize", 60, 90_000, 77)]
     assert not len(one_time_calls(activity(load_trace(write(tmp_path, blocked)))))
-
-
-def test_cutting_a_call_moves_up_what_follows(tmp_path: Path) -> None:
-    trace = load_trace(write(tmp_path, steps(2, slow=0)))
-    cut = cut_calls(trace, one_time_calls(activity(trace)))
-    kept = KEPT_NS / 1000
-    mm = np.flatnonzero(cut.names == "aten::mm")
-    assert (cut.columns["dur_ns"][mm] / 1000).tolist() == [40 + kept, 40]
-    assert np.diff(cut.columns["ts_ns"][mm]).tolist() == [(200_000 - 40_000 + kept) * 1000]
-    assert extract_overheads(cut)["value_us"].max() < 100
 
 
 def test_a_one_time_cost_neither_rules_statistics_nor_goes_unnamed(tmp_path: Path) -> None:
     figures = replay(write(tmp_path, steps(5, slow=3))).as_dict()
     errors = {row["iteration"]: row["error"] for row in figures["per_iteration"]}
-    assert (
-        all(abs(error) < 0.2 for number, error in errors.items() if number != 3)
-        and errors[3] < -0.9
-    )
+    assert errors.pop(3) < -0.9
+    assert max(map(abs, errors.values())) < 0.2
     notes = " ".join(figures["notes"])
     assert "iteration 3: 100% of the span are one-time costs" in notes
     assert "cudaMalloc in aten::mm 40.0 ms" in notes and "exclude 1 one-time call" in notes
@@ -109,22 +94,6 @@ def test_a_long_stretch_without_any_operator_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_short_stretch_is_told_in_microseconds(tmp_path: Path) -> None:
-    events = [
-        annotation("ProfilerStep#0", 0, 400),
-        op("aten::mm", 1, 41),
-        launch(5, 7, 1),
-        kernel("gemm", 9, 39, 1),
-        op("aten::add", 81, 121),
-        annotation("ProfilerStep#1", 400, 800),
-        op("aten::mm", 401, 441),
-        launch(405, 407, 2),
-        kernel("gemm", 409, 439, 2),
-        op("aten::add", 481, 521),
-    ]
-    assert any("40 µs before aten::add" in note for note in replay(write(tmp_path, events)).notes)
-
-
 def test_one_factor_brings_the_overheads_of_a_slower_host_to_this_one(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     slow.mkdir()
@@ -134,21 +103,14 @@ def test_one_factor_brings_the_overheads_of_a_slower_host_to_this_one(tmp_path: 
         replay(target, [donor], calibrate=2).as_dict(),
     )
     assert plain["error"] > 1.5 and abs(scaled["error"]) < 0.02
-    assert scaled["iterations"] == 3 and [row["iteration"] for row in scaled["per_iteration"]] == [
-        3,
-        4,
-        5,
-    ]
+    assert [row["iteration"] for row in scaled["per_iteration"]] == [3, 4, 5]
     assert "times 0.33" in " ".join(scaled["notes"])
 
 
-@pytest.mark.parametrize(("calibrate", "says"), [(5, "leaves none"), (-1, "number of iterations")])
-def test_a_factor_needs_iterations_of_its_own(tmp_path: Path, calibrate: int, says: str) -> None:
+def test_a_factor_needs_iterations_of_its_own(tmp_path: Path) -> None:
     target = write(tmp_path, steps(6))
-    with pytest.raises(InputError, match=says):
-        replay(target, [target], calibrate=calibrate)
-    with pytest.raises(InputError, match="traces of other hosts"):
-        replay(target, calibrate=1)
+    with pytest.raises(InputError, match="leaves none"):
+        replay(target, [target], calibrate=5)
 
 
 def test_overheads_from_a_trace_that_starts_cuda_stay_sane(datasets: Path) -> None:

@@ -30,25 +30,14 @@ while True:
 
 
 def test_a_writer_that_is_killed_leaves_every_table_whole(tmp_path: Path) -> None:
-    rows = pd.DataFrame(
-        {
-            "type": "T1",
-            "op": [f"aten::op{i}" for i in range(20_000)],
-            "mean_us": 3.0,
-            "std_us": 1.0,
-            "median_us": 2.5,
-            "count": 7,
-            "workloads": "x",
-        }
-    )
+    rows = pd.DataFrame({"op": [f"aten::op{i}" for i in range(20_000)]})
+    rows = rows.assign(type="T1", mean_us=3.0, std_us=1.0, median_us=2.5, count=7, workloads="x")
     rows.to_parquet(tmp_path / "rows.parquet")
     rng, written = Random(0), set()
-    for _ in range(3):
+    command = [sys.executable, "-c", WRITER, tmp_path / "rows.parquet", tmp_path]
+    for _ in range(2):
         with subprocess.Popen(
-            [sys.executable, "-c", WRITER, tmp_path / "rows.parquet", tmp_path],
-            cwd=project_dir(),
-            stdout=subprocess.PIPE,
-            text=True,
+            command, cwd=project_dir(), stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             try:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from joblib import Parallel, delayed
 
 from pipeline.errors import InputError
 from soak import runner
@@ -34,17 +33,11 @@ def test_damaged_input_is_refused_in_one_line_or_read_rightly(
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
     (tmp_path / "base").mkdir()
     base = KINDS[kind].prepare(tmp_path / "base")
-    failed = []
     for number in range(CASES):
         (place := tmp_path / str(number)).mkdir()
         case = KINDS[kind].case(base, place, Random(f"short/{kind}/{number}"))
         verdict = judge(case)
-        failed += (
-            [f"{number} {case.mutation}: {verdict.outcome}: {verdict.detail}"]
-            if verdict.failed
-            else []
-        )
-    assert not failed
+        assert not verdict.failed, (number, case.mutation, verdict)
 
 
 def refuse(text: str) -> None:
@@ -57,16 +50,13 @@ def refuse(text: str) -> None:
         (Case("", lambda: refuse("a.json: damaged; copy it again"), named=("a.json",)), "refused"),
         (Case("", lambda: refuse("damaged"), named=("a.json",)), "message"),
         (Case("", lambda: refuse("two\nlines")), "message"),
-        (Case("", lambda: refuse("x" * 5000)), "message"),
         (Case("", lambda: refuse("no"), must="accept"), "refused harmless"),
         (Case("", lambda: 1 / 0), "traceback"),
-        (Case("", lambda: exit(3)), "traceback"),
         (Case("", lambda: float(np.float64(1) / np.float64(0))), "traceback"),
         (Case("", lambda: 5, must="refuse"), "silent"),
         (Case("", lambda: 5, truth=5), "accepted"),
         (Case("", lambda: 5.1, truth=5), "wrong result"),
         (Case("", lambda: 5, truth=lambda found, said: "no note"), "wrong result"),
-        (Case("", lambda: 5), "accepted"),
     ],
 )
 def test_each_kind_of_failure_is_found(case: Case, outcome: str) -> None:
@@ -75,17 +65,10 @@ def test_each_kind_of_failure_is_found(case: Case, outcome: str) -> None:
 
 def test_results_are_compared_in_depth() -> None:
     truth = {"a": [1, 2.5, None], "b": np.array([1.0, np.nan])}
-    assert (
-        difference({"a": [1, 2.5 * (1 + 1e-12), None], "b": np.array([1.0, np.nan])}, truth) == ""
-    )
-    for other in (
-        {"a": [1, 2.5, None]},
-        {**truth, "a": [1, 2.6, None]},
-        {**truth, "b": np.array([1.0, 0.0])},
-        {**truth, "b": np.array([1.0])},
-        {**truth, "a": [1, 2.5]},
-    ):
-        assert difference(other, truth)
+    assert not difference({**truth, "a": [1, 2.5 * (1 + 1e-12), None]}, truth)
+    others = ({"a": [1, 2.6, None]}, {"a": [1, 2.5]}, {"b": np.array([1.0, 0.0])}, {"b": None})
+    assert all(difference({**truth, **other}, truth) for other in others)
+    assert difference({"a": truth["a"]}, truth)
 
 
 def test_a_seed_makes_the_same_damage_again() -> None:
@@ -107,8 +90,6 @@ def test_a_case_that_hangs_and_one_that_ends_its_process_are_counted(monkeypatch
             monkeypatch.setattr(runner, "SETUP_SECONDS", 2 if number == 1 else 60)
             yield number
 
-    others = Parallel(2)  # its processes are no pool of the soak's
-    assert others(delayed(abs)(number) for number in (-1, 2)) == [1, 2]
     said: list[str] = []
     tally = soak(1, numbers(), said.append, hangs_or_dies)
     outcomes = sum(tally.counts.values(), Counter[str]())

@@ -96,10 +96,6 @@ def _consistent(loaded: Any) -> None:
     assert len(loaded.events) == count
 
 
-def test_the_unharmed_trace_is_read(folder: Path) -> None:
-    assert survives(RAW, folder)
-
-
 def test_gzip_data_cut_off_or_damaged_is_refused(folder: Path) -> None:
     packed = gzip.compress(RAW)
     assert not any(survives(packed[:length], folder) for length in range(3, len(packed), 11))
@@ -111,7 +107,7 @@ def test_every_value_may_have_the_wrong_type(folder: Path) -> None:
     data = json.loads(trace(_iteration(0), baseTimeNanoseconds=5))
     for number, (holder, key) in enumerate(places(data)):
         kept = holder[key]
-        for value in VALUES[number % 8 :: 8]:
+        for value in VALUES[number % 16 :: 16]:
             holder[key] = value
             survives(json.dumps(data).encode(), folder, predict=False)
         holder[key] = kept
@@ -122,66 +118,37 @@ def test_every_key_may_be_missing(folder: Path) -> None:
     for number, (holder, key) in enumerate(list(places(data))):
         if isinstance(holder, dict):
             kept = holder.pop(key)
-            survives(json.dumps(data).encode(), folder, predict=number % 12 == 0)
+            survives(json.dumps(data).encode(), folder, predict=number % 40 == 0)
             holder[key] = kept
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"[" * 100_000,
-        b'{"traceEvents": ' + b"[" * 100_000,
-        b'{"traceEvents": [' + b'{"a":' * 50_000,
-        b'{"traceEvents": [{"ph": "X", "name": "' + b"x" * 3_000_000,
-        b'{"traceEvents": [' + b"1" * 100_000,
-        b"\x1f\x8b" + b"\x00" * 100,
-        b"\xef\xbb\xbf{}",
-        b"PK\x03\x04" + bytes(1000),
-    ],
-    ids=[
-        "nested",
-        "nested events",
-        "nested objects",
-        "endless name",
-        "endless number",
-        "no gzip",
-        "bom",
-        "zip",
-    ],
+    ("start", "repeated"),
+    [("", "["), ("[", '{"a":'), ('[{"ph": "X", "name": "', "xxx"), ("[", "1")],
 )
-def test_files_without_end_are_refused_quickly(folder: Path, content: bytes) -> None:
+def test_files_without_end_are_refused_quickly(folder: Path, start: str, repeated: str) -> None:
+    assert not survives(f'{{"traceEvents": {start}{repeated * 100_000}'.encode(), folder)
+
+
+@pytest.mark.parametrize("content", [b"\x1f\x8b" + bytes(100), b"PK\x03\x04" + bytes(1000)])
+def test_files_of_another_kind_are_refused(folder: Path, content: bytes) -> None:
     assert not survives(content, folder)
 
 
 @pytest.mark.parametrize(
-    "name",
-    ['a"b', "a\\b", "a\x01b", "\u2028", "\U0001f600", "", "x" * 20_000, "},{", '"ts": 5', "]}"],
+    "name", ['a"b\\', "\x01\u2028\U0001f600", "", "x" * 20_000, '"ts": 5},{]}']
 )
 def test_odd_names_change_no_figure(folder: Path, name: str, predicted_us: float) -> None:
     """Names are text and nothing more: whatever stands in them, links and predictions stay as they are."""
     path = folder / "named.json"
-    path.write_bytes(
-        trace(
-            [{**e, "name": e["name"].replace("aten::addmm", name)} for e in EVENTS],
-            baseTimeNanoseconds=1_700_000_000_000_000_000,
-        )
-    )
+    named = [{**e, "name": e["name"].replace("aten::addmm", name)} for e in EVENTS]
+    path.write_bytes(trace(named, baseTimeNanoseconds=1_700_000_000_000_000_000))
     loaded = load_trace(path)
     assert len(loaded) == len(EVENTS) and set(loaded.names) >= {name}
     assert replay(path).as_dict()["predicted_us"] == pytest.approx(predicted_us)
 
 
-def test_every_single_byte_may_be_lost_or_flipped(folder: Path) -> None:
-    raw = trace(_iteration(0), baseTimeNanoseconds=5)
-    for place in range(0, len(raw), 9):
-        survives(raw[:place] + raw[place + 1 :], folder, predict=False)
-        survives(
-            raw[:place] + bytes([raw[place] ^ (1 << place % 8)]) + raw[place + 1 :],
-            folder,
-            predict=False,
-        )
-
-
 def test_a_trace_without_work_is_refused_by_replay_alone(folder: Path) -> None:
+    assert survives(RAW, folder)
     assert not survives(trace([]), folder)
     assert survives(trace([]), folder, predict=False)
