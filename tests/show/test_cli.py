@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 from pipeline.paths import project_dir
 from pipeline.schemas import write_table
 from pipeline.summary_rows import summary_row
-from tests.commands import Steptime, python
+from tests.commands import Steptime
 from tests.predictions import predicted
 
 
@@ -159,18 +158,6 @@ def test_an_interrupt_ends_in_one_line_and_130() -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (130, "steptime: interrupted\n")
-
-
-def test_an_encoding_without_our_signs_shows_a_table_with_plain_ones() -> None:
-    code = (
-        "import sys; from pipeline.cli import main; sys.argv = ['steptime', 'predict',"
-        " 'model=dlrm_small']; main()"
-    )
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = python(code, env=environment)
-    assert (done.returncode, done.stderr) == (0, "") and "dlrm_small" in done.stdout
-    assert "the host   (GPU" in done.stdout and "##" in done.stdout and "?" not in done.stdout
-    assert len({len(line) for line in done.stdout.splitlines()}) == 1  # the frame is straight
 
 
 def test_a_replay_says_where_it_wrote_the_timeline(tmp_path: Path, steptime: Steptime) -> None:

@@ -22,7 +22,6 @@ from pipeline.question.question import expand
 
 ROOT = project_dir()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("config/*.md"), *ROOT.glob("docs/**/*.md")])
-MOST_IMAGE_BYTES = 160_000
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -107,11 +106,6 @@ def test_the_readme_repeats_how_many_published_steps_lie_inside() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     said = held_sentence(block(whole_text(ROOT / "docs" / "accuracy.md"), "published"))
     assert re.search(r"\d+ of \d+ lie inside p10 to p90", said) and said in readme
-
-
-def test_pictures_are_small() -> None:
-    for picture in (ROOT / "docs" / "images").iterdir():
-        assert picture.stat().st_size < MOST_IMAGE_BYTES, picture.name
 
 
 @pytest.mark.parametrize("name", names(PAGES))

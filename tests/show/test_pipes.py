@@ -10,7 +10,7 @@ import sys
 import pytest
 
 SMALL = ("model=dlrm_small", "batch_size=64", "predict.draws=10")
-COMMANDS = [("compare", "gpu=V100,T4", *SMALL), ("predict", *SMALL, "--json")]
+COMMANDS = [("predict", *SMALL), ("predict", *SMALL, "--json")]
 WITHOUT_UTF8 = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 PLAIN = {
     key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "PYTHON"))
@@ -35,6 +35,9 @@ def test_a_pipe_gets_plain_text_in_any_locale(
     text = done.stdout.decode("ascii" if forced else "utf-8")
     if "--json" in words:
         assert isinstance(json.loads(text), dict)
+    else:
+        assert len({len(line) for line in text.splitlines()}) == 1, "the frame is straight"
+        assert ("##" in text) == bool(forced) and "?" not in text
 
 
 def test_a_reader_that_stops_early_ends_the_command_without_a_word() -> None:

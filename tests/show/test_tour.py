@@ -61,9 +61,6 @@ def test_the_file_is_small_and_says_nothing_of_a_machine() -> None:
     text = TOUR.read_text(encoding="utf-8")
     assert len(text) < MOST_BYTES
     assert not re.search(r"(?<![\w/.])/(tmp|home|root|work|usr)/", text)
-    for cell in cells():
-        assert cell.outputs == [] or not any(
-            output.output_type == "error" for output in cell.outputs
-        )
-        assert "execution" not in cell.metadata  # times of a machine
-    assert any(cell.outputs for cell in cells())
+    assert not any("execution" in cell.metadata for cell in cells())  # times of a machine
+    kinds = {output.output_type for cell in cells() for output in cell.outputs}
+    assert kinds and "error" not in kinds
