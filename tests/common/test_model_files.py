@@ -98,12 +98,11 @@ def test_json_is_read_back_and_damage_is_named(tmp_path: Path) -> None:
 def test_shipped_cross_gpu_models_refuse_arrays_that_do_not_fit(tmp_path: Path) -> None:
     arrays, metadata = read_arrays(transfer_dir() / "gemm.safetensors", REMEDY)
     path = tmp_path / "m.safetensors"
-    write_arrays(path, arrays, metadata)
-    for key in arrays:
-        write_arrays(path, {**arrays, key: arrays[key][..., None]}, metadata)
+    for key, array in arrays.items():
+        write_arrays(path, {**arrays, key: array[..., None]}, metadata)
         assert "contradict each other" in refused(path, lambda: UtilisationModel.load(path))
-        write_arrays(path, {each: array for each, array in arrays.items() if each != key}, metadata)
-        assert f"array {key!r} of the" in refused(path, lambda: UtilisationModel.load(path))
+    write_arrays(path, {each: arrays[each] for each in arrays if each != key}, metadata)
+    assert f"array {key!r} of the" in refused(path, lambda: UtilisationModel.load(path))
     write_arrays(path, arrays, {"other": {}})
     assert "is missing" in refused(path, lambda: UtilisationModel.load(path))
 

@@ -75,15 +75,3 @@ def test_listed_private_names_exist_where_the_list_says_so(private: str) -> None
         assert pkgutil.resolve_name(private) is not None
     except (AttributeError, ImportError):
         assert release < LATER.get(private, (2, 6))
-
-
-def test_processes_of_a_pool_are_found_by_public_names() -> None:
-    """The standard library bounds nothing: what begins with an underscore there may go with any version."""
-    paths = [
-        path for path in (project_dir() / "pipeline").rglob("*.py") if path.name != "torch_names.py"
-    ]
-    source = "\n".join(path.read_text() for path in paths)
-    assert not re.search(
-        r"\._(processes|pool|config|current_process|children|executor_manager\w*)\b", source
-    )
-    assert "hydra._internal" not in source

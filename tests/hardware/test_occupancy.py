@@ -45,7 +45,6 @@ def blocks_per_sm(gpu: str, *resources: int) -> float:
             0,
             12,
         ),  # 5376 registers per warp: 3 warps in a partition of 16384, 12 in total.
-        ("P100", 32, 168, 0, 12),  # Two partitions of 32768 registers: 6 warps each.
         ("V100", 256, 32, 40 * 1024, 2),  # 96 KiB / 40 KiB.
         ("A100", 32, 16, 0, 32),  # The limit of blocks per SM.
         ("A100", 128, 32, 48 * 1024, 3),  # 164 KiB / (48 KiB + 1 KiB reserved by the system).
@@ -78,9 +77,14 @@ def test_more_resources_per_block_never_raise_occupancy(
 
 
 def test_a_device_of_a_trace_has_the_limits_of_its_architecture() -> None:
-    properties = {"computeMajor": 7, "computeMinor": 0, "numSms": 80}
-    limits = {"maxThreads": 2048, "regs": 65536, "sharedMem": 98304}
-    properties |= {f"{name}PerMultiprocessor": limits[name] for name in limits}
+    properties = {
+        "computeMajor": 7,
+        "computeMinor": 0,
+        "maxThreadsPerMultiprocessor": 2048,
+        "regsPerMultiprocessor": 65536,
+        "sharedMemPerMultiprocessor": 98304,
+        "numSms": 80,
+    }
     assert limits_of_device(properties) == load_gpu("V100").sm_limits
     unknown = {key: value for key, value in properties.items() if "compute" not in key}
     limits = limits_of_device(unknown | {"maxThreadsPerMultiprocessor": 1024})

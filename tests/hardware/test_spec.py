@@ -56,11 +56,8 @@ def test_every_figure_has_a_source() -> None:
         ("titan xp", "Xp"),
         ("NVIDIA GeForce RTX 2080 Ti", "RTX2080Ti"),
         ("Tesla V100-DGXS-32GB", "V100-SXM2-32GB"),
-        ("NVIDIA GH200 480GB", "GH200"),
         ("AMD Instinct MI250X/MI250", "MI250X"),
         ("NVIDIA GeForce RTX 3060 Ti", "RTX3060Ti"),
-        ("A5000", "RTXA5000"),
-        ("NVIDIA RTX 5000 Ada Generation", "RTX5000Ada"),
     ],
 )
 def test_aliases_and_driver_names_find_their_gpu(alias: str, name: str) -> None:
@@ -127,7 +124,6 @@ def _figures(**changes: object) -> dict[str, object]:
         ({"architecture": "kepler"}, "kepler"),
         ({"measured_dram_gb_per_s": 900}, "measured_dram_gb_per_s"),
         ({"sources": 2147483648}, "sources"),
-        ({"aliases": "Tesla"}, "aliases"),
     ],
 )
 def test_implausible_or_incomplete_files_are_refused_by_name(
@@ -155,8 +151,14 @@ def test_the_cpu_is_a_device_too() -> None:
 def test_a_known_cuda_device_takes_its_file_and_an_unknown_one_its_properties() -> None:
     known = cuda_spec(SimpleNamespace(name="Tesla T4", total_memory=15 << 30, major=7, minor=5))
     assert known.name == "local" and known.sms == 40 and known.memory_bytes == 15 << 30
-    card = SimpleNamespace(name="NVIDIA RTX A1000", total_memory=12 << 30, major=8, minor=6)
-    card.multi_processor_count, card.clock_rate = 26, 1200000
+    card = SimpleNamespace(
+        name="NVIDIA RTX A1000",
+        total_memory=12 << 30,
+        major=8,
+        minor=6,
+        multi_processor_count=26,
+        clock_rate=1200000,
+    )
     unknown = cuda_spec(card)
     assert unknown.sms == 26 and unknown.architecture == "ampere"
     assert unknown.fp32_gflop_per_s == pytest.approx(2 * 26 * 128 * 1.2)
