@@ -18,4 +18,4 @@ def test_the_page_holds_the_rule_graph_of_the_snakefile() -> None:
 
 def test_rules_are_listed_in_the_order_of_running_each_with_what_it_reads() -> None:
     inputs = rule_inputs("id2[c]\nid0[a]\nid1[b]\nid0 --> id1\nid1 --> id2\nid0 --> id2")
-    assert list(inputs.items()) == [("a", []), ("b", ["a"]), ("c", ["a", "b"])]
+    assert list(inputs.items()) == [("a", []), ("b", ["a"]), ("c", ["b"])], "a is reached through b"
