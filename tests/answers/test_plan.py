@@ -14,7 +14,6 @@ from pipeline.answers.plan_results import Limits, Objective
 from pipeline.answers.plan_search import SURE
 from pipeline.cli import app
 from pipeline.errors import InputError
-from pipeline.paths import check_file
 from pipeline.question.question import expand
 from pipeline.readable import seconds
 from pipeline.show.figures.board import save_as
@@ -45,23 +44,7 @@ def predictions(engine):
     return {answer.question: answer.whole() for answer in engine.predict(questions)}
 
 
-def test_memory_is_not_asked_for_where_fewer_samples_do_not_fit(engine, monkeypatch):
-    asked = []
-
-    def memory_bytes(question):
-        asked.append(question.batch_size)
-        return question.batch_size * 2**20
-
-    monkeypatch.setattr(engine.steps, "memory_bytes", memory_bytes)
-    questions = expand(["gpu=V100", "model=dlrm_small", "batch_size=1000000,2000000,4000000"])
-    with pytest.raises(
-        InputError, match="does not fit \\(3\\); the nearest: V100 batch_size=1000000 needs"
-    ):
-        make_plan(Objective.step, questions, Limits())
-    assert asked == [1000000]
-
-
-@pytest.mark.parametrize("gib, fits", [(14.5, True), (14.6, False), (15.9, False)])
+@pytest.mark.parametrize("gib, fits", [(14.5, True), (14.6, False)])
 def test_a_plan_takes_what_fits_into_the_usable_memory(engine, monkeypatch, gib, fits):
     """PyTorch can allocate 14.56 of a T4's 16 GiB. Beside it a V100 of 32 GiB, which is better."""
     monkeypatch.setattr(engine.steps, "memory_bytes", lambda question: int(gib * 2**30))
@@ -96,11 +79,8 @@ def test_the_best_and_the_front_are_those_of_all_predictions(predictions, object
         return np.mean(taken <= limits.deadline_s) >= SURE
 
     value = cost if objective.of_energy or objective.of_cost else time
-    ranked = sorted(filter(sure, in_time), key=value)[:12]
-    assert value(found.best.question) == value(ranked[0])
+    assert value(found.best.question) == min(map(value, filter(sure, in_time)))
     assert all(each.meets >= SURE for each in found.contenders)
-    if tight > 1:
-        assert [value(each.question) for each in found.contenders] == list(map(value, ranked))
     front = [
         each
         for each in in_time
@@ -111,24 +91,6 @@ def test_the_best_and_the_front_are_those_of_all_predictions(predictions, object
     }
     assert found.predicted == len(points) and sum(found.lost.values()) == len(points) - 1
     assert found.lost.get("over the deadline", 0) == len(points) - len(in_time)
-
-
-def test_progress_counts_points_of_each_stage():
-    points, seen = expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64"]), []
-    make_plan(Objective.step, points, Limits(), lambda stage, done: seen.append((stage, done)))
-    assert seen[0] == ("checking the memory of", 0) and seen[-1] == ("predicting", len(points))
-    assert [stage for stage, _ in seen] == sorted(stage for stage, _ in seen)
-
-
-def test_the_best_points_have_intervals_and_the_share_of_draws_that_they_win(predictions):
-    found = make_plan(Objective.samples_per_s, list(predictions), Limits())
-    assert sum(each.wins for each in found.contenders) == pytest.approx(1)
-    for each in (*found.contenders, *found.front):
-        alone = predictions[each.question]
-        assert each.prediction.p10_us == pytest.approx(alone.p10_us, rel=1e-9)
-        assert each.prediction.p90_us == pytest.approx(alone.p90_us, rel=1e-9)
-    times, costs = ([getattr(each, name) for each in found.front] for name in ("time", "cost"))
-    assert times == sorted(times) and costs == sorted(costs, reverse=True)
 
 
 def test_small_batches_are_accumulated_without_an_update(engine):
@@ -166,7 +128,6 @@ def test_small_batches_are_accumulated_without_an_update(engine):
             {"memory_gib": 1e-6},
             "does not fit (1); the nearest: V100 batch_size=64 needs",
         ),
-        ("step", ["edit.remove=aten::rleu"], {}, "near are aten::relu"),
         (
             "step",
             ["batch_size=48"],
@@ -189,8 +150,6 @@ def test_what_cannot_be_planned_is_told_in_one_line(objective, more, limits, sai
 
 
 def test_wrong_words_are_refused(monkeypatch):
-    with pytest.raises(InputError, match="the space is empty"):
-        make_plan(Objective.step, [], Limits())
     with pytest.raises(InputError, match="unknown objective 'fastest': choose one of step"):
         plan("fastest", "V100", "dlrm_small")
     with pytest.raises(InputError, match="'two hours' is no time"):
@@ -201,63 +160,30 @@ def test_wrong_words_are_refused(monkeypatch):
     assert "the space is empty" in str(empty.exception)
 
 
-def test_the_figure_shows_the_front(predictions, tmp_path, monkeypatch):
-    points = list(predictions)
-    chosen = make_plan(Objective.samples_per_s, points, Limits())
+def test_the_figure_shows_the_front(predictions, tmp_path):
+    chosen = make_plan(Objective.samples_per_s, list(predictions), Limits())
     save_as(plan_front(chosen), tmp_path / "plan.svg")
     text = (tmp_path / "plan.svg").read_text()
     assert "cost of a million samples (USD)" in text and chosen.best.question.gpu.name in text
-    line = next(each for each in plan_front(chosen).axes[0].lines if each.get_label() == "front")
+    (line,) = (each for each in plan_front(chosen).axes[0].lines if each.get_label() == "front")
     assert list(line.get_xdata()) == [each.us_per_sample for each in chosen.front]
     assert problems(plan_front(chosen)) == []
-    with pytest.raises(InputError, match="ends in"):
-        check_file(tmp_path / "plan.txt", "--figure")
-    with pytest.raises(InputError, match="there is no folder"):
-        check_file(tmp_path / "none" / "plan.svg", "--figure")
-    monkeypatch.setenv("STEPTIME_PRICES", "none")
-    others = [each for each in points if each.own_price is None]
-    unpriced = plan_front(make_plan(Objective.samples_per_s, others, Limits()))
-    assert unpriced.axes[0].get_ylabel() == "batch size" and problems(unpriced) == []
 
 
-def test_a_cost_needs_a_price_with_its_currency(tmp_path, monkeypatch):
+def test_a_cost_needs_a_price(monkeypatch):
     monkeypatch.setenv("STEPTIME_PRICES", "none")
     with pytest.raises(InputError, match=r"cost_per_epoch: no price of V100; give price__V100="):
-        plan("cost_per_epoch", "V100", "dlrm_small", samples=1000)
-    (tmp_path / "prices.yaml").write_text(
-        "prices:\n- {gpu: V100, per_hour: 1, date: 2026-01-15, source: a bill}\n"
-    )
-    monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))
-    with pytest.raises(InputError, match="no currency"):
         plan("cost_per_epoch", "V100", "dlrm_small", samples=1000)
 
 
 def test_the_command_and_python_agree():
-    words = [
-        "plan",
-        "time_per_epoch",
-        "gpu=V100,T4",
-        "model=dlrm_small",
-        "batch_size=64,1024",
-        "predict.draws=64",
-        "price.V100=3.06",
-    ]
-    shown = CliRunner().invoke(app, [*words, "--samples", "1000000"])
-    assert (
-        shown.exit_code == 0
-        and "front of time against cost" in shown.output
-        and "others lost" in shown.output
-    )
-    printed = json.loads(CliRunner().invoke(app, [*words, "--samples", "1000000", "--json"]).output)
-    same = plan(
-        "time_per_epoch",
-        "V100,T4",
-        "dlrm_small",
-        samples=1_000_000,
-        batch_size="64,1024",
-        predict__draws=64,
-        price__V100=3.06,
-    )
+    words = ["plan", "time_per_epoch", "gpu=V100,T4", "model=dlrm_small", "batch_size=64,1024"]
+    words += ["predict.draws=64", "price.V100=3.06", "--samples", "1000000"]
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0 and "front of time against cost" in shown.output
+    printed = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    options = {"batch_size": "64,1024", "predict__draws": 64, "price__V100": 3.06}
+    same = plan("time_per_epoch", "V100,T4", "dlrm_small", samples=1_000_000, **options)
     assert printed == json.loads(json.dumps(same.as_dict()))
     assert printed["best"]["time_per_epoch_s"] == pytest.approx(
         1e6 / printed["best"]["samples_per_s"]

@@ -10,7 +10,6 @@ import pytest
 
 from pipeline.answers.engine import engine
 from pipeline.answers.sharding_plan import ShardingPlan, find_sharding
-from pipeline.answers.step_changes import CANDIDATES, applies, command
 from pipeline.question.question import ask
 from pipeline.question.table_plan_files import as_list
 from pipeline.show.sharding import draw_sharding, write_sharding
@@ -46,8 +45,11 @@ def test_its_files_give_the_same_step(found: ShardingPlan, tmp_path: Path) -> No
     assert next(iter(figure.axes[0].get_yticklabels())).get_text().startswith("rank")
 
 
-def test_an_answer_says_how_uneven_ranks_are_and_shows_two_of_them() -> None:
-    answer = engine().predict_one(ask([*HYBRID, "parallel.sharding=round_robin"]))
+def test_the_slowest_rank_sets_the_step_and_an_answer_says_how_uneven_ranks_are() -> None:
+    even, answer = (
+        engine().predict_one(ask([*HYBRID, f"parallel.sharding={name}"]))
+        for name in ("auto", "round_robin")
+    )
     several = answer.whole().several
     assert several is not None and several.imbalance is not None and several.imbalance > 1.5
     row = answer.as_row()
@@ -55,7 +57,11 @@ def test_an_answer_says_how_uneven_ranks_are_and_shows_two_of_them() -> None:
     names = [e["args"]["name"] for e in answer.other_rank if e["name"] == "process_name"]
     assert names and all(name.startswith("rank ") for name in names)
     p = answer.whole()
-    assert p.p10_us < p.predicted_us < p.p90_us
+    assert (
+        p.p10_us < p.predicted_us < p.p90_us and p.predicted_us > 1.05 * even.whole().predicted_us
+    )
+    waits = [e["dur"] for e in answer.other_rank if e["ph"] == "X" and "all_to_all" in e["name"]]
+    assert max(waits) > 500  # the idle rank stands in the exchange
 
 
 def test_lookups_that_differ_between_batches_widen_the_interval(tmp_path: Path) -> None:
@@ -69,28 +75,11 @@ def test_lookups_that_differ_between_batches_widen_the_interval(tmp_path: Path) 
     assert width(150) > 1.15 * width(0)
 
 
-def test_the_slowest_rank_sets_the_step_and_others_wait_for_it() -> None:
-    even, uneven = (
-        engine().predict_one(ask([*HYBRID, f"parallel.sharding={name}"]))
-        for name in ("auto", "round_robin")
-    )
-    assert uneven.whole().predicted_us > 1.05 * even.whole().predicted_us
-    waits = [
-        e["dur"]
-        for e in uneven.other_rank
-        if e.get("cat") == "kernel" and "all_to_all" in e["name"]
-    ]
-    calls = uneven.calls
-    assert calls is not None and max(waits) > 500  # the idle rank stands in the exchange
-
-
-def test_one_gpu_answers_as_before_and_memory_is_that_of_the_fullest_rank(tmp_path: Path) -> None:
+def test_memory_is_that_of_the_fullest_rank() -> None:
     spread = engine().predict_one(ask([*HYBRID, "parallel.sharding=by_size"]), detail=False)
     alone = [text for text in TABLES if not text.startswith("devices")]
     one = engine().predict_one(ask(alone), detail=False).whole()
-    assert one.several is None
-    largest = 4 * 64 * 4_000_000
-    assert largest < spread.whole().memory_bytes < one.memory_bytes
+    assert 4 * 64 * 4_000_000 < spread.whole().memory_bytes < one.memory_bytes
 
 
 def test_the_command_prints_json_with_the_work_of_each_rank(
@@ -100,8 +89,7 @@ def test_the_command_prints_json_with_the_work_of_each_rank(
     _, printed, _ = steptime("plan", "sharding", *TABLES, "--json", "--out", str(out))
     said = json.loads(printed)
     assert len(said["ranks"]) == 4 and len(said["placements"]) == 6
-    assert np.isclose(said["step_us"], min(row["step_us"] for row in said["plans"]))
-    assert out.exists() and out.with_suffix(".json").exists()
+    assert np.isclose(said["step_us"], found.prediction.predicted_us)
     assert as_list(found.plan) == out.read_text()
 
 
@@ -110,12 +98,10 @@ def test_inference_exchanges_indices_and_rows_in_its_forward_pass() -> None:
         engine().predict_one(ask([*HYBRID, f"model.mode={mode}"]))
         for mode in ("train", "inference")
     )
-    ops = [
-        answer.whole().calls.query("family == 'collective'")["op"].value_counts().to_dict()  # type: ignore[union-attr]
-        for answer in (train, infer)
-    ]
-    assert ops[1] == {"all_to_all": 4}  # sizes, lengths and indices, and rows
-    assert ops[0]["all_to_all"] == 5 and ops[0]["all_reduce"] >= 1
+    calls = infer.whole().calls
+    assert calls is not None
+    ops = calls.loc[calls["family"] == "collective", "op"]
+    assert ops.tolist() == ["all_to_all"] * 4  # sizes, lengths and indices, and rows
     assert infer.whole().predicted_us < 0.6 * train.whole().predicted_us
     assert infer.whole().memory_bytes < train.whole().memory_bytes
 
@@ -126,12 +112,3 @@ def test_one_gpu_without_room_for_the_tables_is_said() -> None:
     several = engine().predict_one(ask([*asked, "devices=4", "batch_size=512"])).whole().several
     assert several is not None and several.efficiency is None
     assert "no room for the tables" in several.efficiency_text
-
-
-def test_advice_offers_other_plans_of_the_tables() -> None:
-    at = ask([*HYBRID, "parallel.sharding=round_robin"])
-    plans = {one.value: one for one in CANDIDATES if one.key == "parallel.sharding"}
-    offered = {name for name, one in plans.items() if applies(one, at)}
-    assert offered == {*plans} - {"round_robin"}
-    assert "parallel.sharding=round_robin,auto" in command(at, plans["auto"])
-    assert not any(applies(one, ask([*TABLES, "model.embedding=dense"])) for one in plans.values())

@@ -44,13 +44,15 @@ def test_a_locked_clock_is_the_clock() -> None:
     assert locked.power.binds == "locked clock" and locked.predicted_us > under().predicted_us
 
 
-def test_energy_is_that_of_all_gpus_and_watts_are_of_one() -> None:
+def test_energy_is_that_of_all_gpus_and_watts_are_of_one_and_a_node_has_them_and_the_rest() -> None:
     alone, two = under(), under(devices=2)
     facts = [step.as_dict() for step in (alone, two)]
     assert facts[1]["joules_per_step"] == pytest.approx(2 * facts[0]["joules_per_step"], rel=0.1)
     assert facts[1]["mean_w"] == pytest.approx(facts[0]["mean_w"], rel=0.1)
+    assert facts[1]["node_w"] == pytest.approx(2 * (facts[1]["mean_w"] + facts[1]["rest_w"]))
 
 
+HYBRID = {"gpu": "H100", "model": "dlrm_ddp", "batch_size": 16384}
 LAYERS = {"gpu": "H100", "model": "gpt", "model__layers": 4, "batch_size": 2}
 
 
@@ -59,14 +61,7 @@ LAYERS = {"gpu": "H100", "model": "gpt", "model__layers": 4, "batch_size": 2}
     [
         {**LAYERS, "devices": 2, "parallel__tp": 2},
         {**LAYERS, "devices": 4, "parallel__pp": 2, "parallel__micro_batches": 4},
-        {"gpu": "H100", "model": "resnet50", "batch_size": 64, "parallel__micro_batches": 2},
-        {
-            "gpu": "H100",
-            "model": "dlrm_ddp",
-            "batch_size": 16384,
-            "devices": 2,
-            "parallel": "hybrid",
-        },
+        {**HYBRID, "devices": 2, "parallel": "hybrid"},
     ],
 )
 def test_a_step_that_is_put_together_has_energy_and_a_limit(options: dict[str, object]) -> None:
@@ -111,7 +106,6 @@ def test_a_comparison_of_limits_shows_energy_and_its_knee() -> None:
     assert table["joules"].iloc[2] == pytest.approx(limits[250].power.joules / 256)  # type: ignore[union-attr]
     assert "joules" in draw_energy(table).axes[0].get_ylabel()
     assert list(energy_cells(limits[100], list(limits.values()))) == ["W", "J/step"]
-    assert energy_table([under()]).empty and not energy_cells(under(), [under()])
 
 
 def test_power_is_kept_in_a_summary() -> None:
@@ -127,11 +121,9 @@ def test_a_plan_finds_the_limit_of_least_energy_only_where_watts_were_measured()
     found = plan("samples_per_kwh", "V100", **space)
     joules = {choice.question.overrides: choice.joules_per_sample for choice in found.contenders}
     assert found.best.joules_per_sample == min(joules.values()) and found.tie is None
-    assert found.best.prediction.power.evidence == "fitted"  # type: ignore[union-attr]
     withheld = plan("samples_per_kwh", "A100", **space)
     assert withheld.tie and len(withheld.tie.predictions) == 3
     assert "limit of least energy is withheld" in withheld.summary
-    assert "wins" not in withheld.summary and withheld.tie.share is None
     assert not energy_table([choice.prediction for choice in withheld.contenders])["knee"].any()
 
 
@@ -154,14 +146,9 @@ def test_electricity_counts_beside_the_rent_only_where_it_has_a_price() -> None:
     million_hours = 1e6 / paid.samples_per_s / 3600
     assert more["electricity_per_million"] == pytest.approx(million_hours * kw * 0.5)
     cost = facts["cost_per_million"] + more["electricity_per_million"]
-    assert (
-        more["cost_per_million"]
-        == pytest.approx(cost)
-        == pytest.approx(1e6 / paid.samples_per_price)
-    )  # type: ignore[operator]
-    assert {key: facts[key] for key in ("predicted_us", "joules_per_step", "samples_per_kwh")} == {
-        key: more[key] for key in ("predicted_us", "joules_per_step", "samples_per_kwh")
-    }
+    assert more["cost_per_million"] == pytest.approx(cost)
+    assert paid.samples_per_price == pytest.approx(1e6 / cost)
+    assert facts["predicted_us"] == more["predicted_us"]
     assert "electricity" in dict(paid.rows()) and "electricity" not in dict(usual.rows())
 
 
@@ -170,11 +157,3 @@ def test_electricity_moves_the_cheapest_limit_of_a_plan() -> None:
     for price, best in ((0.001, 250), (50.0, 125)):
         found = plan("samples_per_dollar", "V100", electricity=price, **space)
         assert found.best.question.gpu.power_limit_w == best
-        assert found.best.as_dict(None)["samples_per_dollar"] == pytest.approx(
-            found.best.prediction.samples_per_price
-        )
-
-
-def test_a_node_is_its_gpus_and_the_rest() -> None:
-    facts = under(devices=2, gpu__power_limit_w=150).as_dict()
-    assert facts["node_w"] == pytest.approx(2 * (facts["mean_w"] + facts["rest_w"]))

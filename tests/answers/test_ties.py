@@ -8,53 +8,21 @@ import numpy as np
 import pytest
 
 from pipeline import compare, plan
-from pipeline.answers.engine import engine
-from pipeline.answers.ties import independent_share, nearest_tie, shares_of_wins, tied_gpus
+from pipeline.answers.ties import nearest_tie, tied_gpus
 from pipeline.prediction import Prediction
-from pipeline.question.question import expand
 from pipeline.show.comparison import PER_PRICE, THROUGHPUT
 from tests.predictions import predicted
-
-
-def test_the_share_of_draws_in_which_another_wins() -> None:
-    best, near, far = (
-        np.array([1.0, 2.0, 3.0, 4.0]),
-        np.array([2.0, 1.0, 4.0, 3.0]),
-        np.array([9.0, 9.0, 9.0, 9.0]),
-    )
-    assert shares_of_wins([best, near, far, best]) == [0.5, 0.5, 0.0, 0.5]
 
 
 def test_gpus_that_wait_for_one_host_tie() -> None:
     grid = compare("A100,RTX4090", "dlrm_ddp", batch_size=32)
     tie = grid.ties["dlrm_ddp", THROUGHPUT]
-    assert {p.gpu for p in tie.predictions} == {
-        "A100-PCIE-40GB",
-        "RTX4090",
-    } and tie.why == "the host limits them"
+    assert len(tie.predictions) == 2 and tie.why == "the host limits them"
     assert 0.2 <= tie.share <= 1.0
-    assert (
-        repr(grid).endswith(f"dlrm_ddp: a tie: {tie}>")
-        and "another wins in" in str(tie)
-        and tie.why in str(tie)
-    )
+    assert repr(grid).endswith(f"dlrm_ddp: a tie: {tie}>") and "another wins in" in str(tie)
     html = grid._repr_html_()
-    assert (
-        "a tie in samples/s" in html
-        and "★" not in html.partition("samples/s")[2].partition("mem GiB")[0]
-    )
-
-
-@pytest.mark.parametrize(("gpus", "batch"), [("A100,H100", 32), ("V100,RTX2080Ti", 2048)])
-def test_intervals_of_two_gpus_say_what_their_draws_say(gpus: str, batch: int) -> None:
-    questions = expand([f"gpu={gpus}", "model=dlrm_ddp", f"batch_size={batch}"])
-    best, other = sorted(
-        (a.whole() for a in engine(None).predict(questions)), key=lambda p: p.predicted_us
-    )
-    assert best.draws_us is not None and other.draws_us is not None
-    of_draws = shares_of_wins([best.draws_us, other.draws_us])[1]
-    one, two = ((p.predicted_us, p.p10_us, p.p90_us) for p in (best, other))
-    assert independent_share(one, two) == pytest.approx(of_draws, abs=0.06)
+    assert "a tie in samples/s" in html
+    assert "★" not in html.partition("samples/s")[2].partition("mem GiB")[0]
 
 
 def test_a_sure_winner_keeps_its_star() -> None:
@@ -74,15 +42,11 @@ def test_options_that_change_nothing_tie_in_price_too() -> None:
 def test_a_plan_names_a_tie_and_a_sure_winner() -> None:
     tied = plan("samples_per_s", gpu="A100,H100,RTX4090", model="dlrm_ddp", batch_size=32)
     assert tied.tie is not None and tied.summary.startswith("a tie in samples_per_s: dlrm_ddp on ")
-    assert "the host limits them" in tied.summary and tied.as_dict()["tie"][
-        "runner_up_wins"
-    ] == pytest.approx(tied.tie.share)
+    assert tied.as_dict()["tie"]["runner_up_wins"] == pytest.approx(tied.tie.share)
     same = plan(
         "samples_per_s", gpu="V100", model="resnet50", batch_size=32, model__dtype="default,fp32"
     )
-    assert [choice.wins for choice in same.contenders] == [0.5, 0.5], (
-        "equal points share their wins"
-    )
+    assert [choice.wins for choice in same.contenders] == [0.5, 0.5]  # equal points share them
     sure = plan("samples_per_s", gpu="P4,H100", model="resnet50", batch_size=32)
     assert sure.tie is None and sure.summary.startswith("best samples_per_s: resnet50 on H100")
 
@@ -90,9 +54,8 @@ def test_a_plan_names_a_tie_and_a_sure_winner() -> None:
 @pytest.mark.parametrize("apart, tied", [(0.118, True), (0.120, False)])
 def test_a_rival_that_wins_a_fifth_of_the_draws_ties(apart: float, tied: bool) -> None:
     """Errors of 0.1 each (log time): the difference has 0.141, and is below 0 in a fifth of the draws at 0.8416 of that, 0.119."""
-    best, other = (
-        (us, us * np.exp(-0.128155), us * np.exp(0.128155)) for us in (100.0, 100.0 * np.exp(apart))
-    )
+    ends = np.exp([0, -0.128155, 0.128155])
+    best, other = (tuple(us * ends) for us in (100.0, 100.0 * np.exp(apart)))
     assert tied_gpus([other, best]) == [tied, True]
 
 

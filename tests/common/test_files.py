@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pipeline.answers.kernel_commands import fit_command, predict_command
+from pipeline.answers.kernel_commands import predict_command
 from pipeline.errors import InputError, TableError
 from pipeline.kernels.samples import read_table as read_calls
 from pipeline.schemas import atomic_path, read_table
@@ -73,16 +73,6 @@ def test_models_of_another_gpu_or_none_at_all_are_refused(tmp_path: Path, calls:
     with pytest.raises(InputError, match="was fitted on P100, but --gpu is V100"):
         predict_command("V100", packs_dir() / "P100" / "kernels", calls, tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
-
-
-def test_where_models_go_is_looked_at_before_they_are_fitted(
-    calls: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "pipeline.answers.kernel_commands.fit_gpu", lambda *_, **__: pytest.fail("fitted first")
-    )
-    with pytest.raises(InputError, match="is a file; give a folder"):
-        fit_command(calls, "V100", None, calls / "models")
 
 
 def test_numbers_written_as_text_are_numbers(tmp_path: Path, calls: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_pack_holds_models_and_manifest_and_nothing_else(folder: Path) -> None
     assert names == {"pack.json", "kernels/gemm/family.json", "kernels/gemm/weights.safetensors"}
 
 
-@pytest.mark.parametrize("keep", [0, 1, 100, 199])
+@pytest.mark.parametrize("keep", [0, 199])
 def test_a_truncated_file_is_named(folder: Path, keep: int) -> None:
     path = folder / "kernels/gemm/weights.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
@@ -59,41 +59,7 @@ def test_a_missing_file_and_a_broken_manifest_are_named(folder: Path) -> None:
     is_refused("format 99")
 
 
-def files_that_ship() -> list[str]:
-    """Paths below `packs/` of every file that the repository ships, manifests aside."""
-    root = packs.packs_dir()
-    every = (path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
-    return sorted(
-        path.relative_to(root).as_posix() for path in every if path.name != packs.MANIFEST
-    )
-
-
-def test_every_file_that_ships_is_in_a_manifest_and_as_it_says() -> None:
-    packs.check_pack.cache_clear()
-    names = [
-        path.parent.relative_to(packs.packs_dir()).as_posix()
-        for path in packs.packs_dir().rglob(packs.MANIFEST)
-    ]
-    assert {packs.SHARED, packs.TRANSFER} <= set(names)
-    listed = {
-        (Path(name) / file).as_posix() for name in names for file in packs.check_pack(name)["files"]
-    }
-    assert listed == set(files_that_ship())
-
-
-def test_a_file_that_is_written_anew_is_entered_beside_the_others(tmp_path: Path) -> None:
-    for name, text in (("a.json", "1"), ("b.json", "2"), ("a.json", "3")):
-        (tmp_path / name).write_text(text)
-        write_packs.record_file(tmp_path / name)
-    files = json.loads((tmp_path / packs.MANIFEST).read_text())["files"]
-    assert {name: facts["sha256"] for name, facts in files.items()} == {
-        name: packs.file_digest(tmp_path / name) for name in ("a.json", "b.json")
-    }
-
-
-@pytest.mark.parametrize(
-    "entry", [None, 5, "x", [], {}, {"bytes": 3}, {"bytes": "200", "sha256": None}]
-)
+@pytest.mark.parametrize("entry", [None, [], {"bytes": 3}, {"bytes": "200", "sha256": None}])
 def test_an_entry_of_a_manifest_that_is_none_is_refused(folder: Path, entry: Any) -> None:
     name_in_manifest(folder, "kernels/gemm/weights.safetensors", entry)
     is_refused(r"pack\.json|weights\.safetensors")

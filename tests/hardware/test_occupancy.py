@@ -45,11 +45,7 @@ def blocks_per_sm(gpu: str, *resources: int) -> float:
             0,
             12,
         ),  # 5376 registers per warp: 3 warps in a partition of 16384, 12 in total.
-        ("V100", 192, 80, 0, 4),  # 2560 registers per warp: 6 warps in a partition; 24 / 6.
-        ("P100", 32, 168, 0, 12),  # Two partitions of 32768 registers: 6 warps each.
-        ("P4", 256, 168, 0, 1),  # 12 warps / 8.
         ("V100", 256, 32, 40 * 1024, 2),  # 96 KiB / 40 KiB.
-        ("T4", 256, 32, 0, 4),  # 1024 threads / 256.
         ("A100", 32, 16, 0, 32),  # The limit of blocks per SM.
         ("A100", 128, 32, 48 * 1024, 3),  # 164 KiB / (48 KiB + 1 KiB reserved by the system).
         ("RTX3090", 256, 32, 0, 6),  # 1536 threads / 256.

@@ -42,13 +42,6 @@ def test_axes_of_equal_size_are_told_apart_by_their_ranks() -> None:
     assert len({stream_of(axis) for axis in (*AXES, "")}) == len(AXES) + 1
 
 
-def test_only_the_number_of_replicas_is_left_out_of_a_capture() -> None:
-    assert MEGATRON.captured(reads_ranks=False) == {"tp": 8, "dp": 2, "pp": 2}
-    captured = Layout.of_workload({"layout": MEGATRON.captured(reads_ranks=True)})
-    assert captured is not None and captured.sizes == MEGATRON.sizes
-    assert Layout.of_workload({"architecture": "resnet"}) is None
-
-
 def test_groups_that_share_nics_exchange_more_slowly() -> None:
     model = collective_model(load_gpu("A100"), load_cluster("pcie4"))
     assert model is not None

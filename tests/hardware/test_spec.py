@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,7 +32,6 @@ WANTED = {
     "RTX4080", "RTX5080", "RTXA2000", "RTXA4000", "RTXA5000", "RTX4000Ada", "RTX5000Ada", "TITANV",
     "MI325X",
 }  # fmt: skip
-FILES = sorted((config_dir() / "gpu").glob("*.yaml"))
 
 
 def test_every_promised_gpu_has_a_file_and_names_of_its_own() -> None:
@@ -42,38 +40,24 @@ def test_every_promised_gpu_has_a_file_and_names_of_its_own() -> None:
         assert all(load_gpu(name) == spec for name in (spec.name, *spec.aliases))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_figure_has_a_source(path: Path) -> None:
-    values = yaml.safe_load(path.read_text())
-    figures = set(values) - {"name", "aliases", "sources"}
-    assert figures == set(values["sources"])
-    assert all(len(text) > 5 for text in values["sources"].values())
+def test_every_figure_has_a_source() -> None:
+    for path in (config_dir() / "gpu").glob("*.yaml"):
+        values = yaml.safe_load(path.read_text())
+        figures = set(values) - {"name", "aliases", "sources"}
+        assert figures == set(values["sources"]), path
+        assert all(len(text) > 5 for text in values["sources"].values()), path
 
 
 @pytest.mark.parametrize(
     ("alias", "name"),
     [
         ("A100", "A100-PCIE-40GB"),
-        ("NVIDIA A100 80GB PCIe", "A100-PCIE-80GB"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("titan xp", "Xp"),
-        ("Tesla V100-PCIE-32GB", "V100"),
         ("NVIDIA GeForce RTX 2080 Ti", "RTX2080Ti"),
-        ("h100", "H100"),
         ("Tesla V100-DGXS-32GB", "V100-SXM2-32GB"),
-        ("Tesla V100-SXM2-32GB-LS", "V100-SXM2-32GB"),
-        ("Quadro RTX 6000", "RTX6000"),
-        ("NVIDIA H100 NVL", "H100-NVL"),
-        ("NVIDIA GH200 480GB", "GH200"),
         ("AMD Instinct MI250X/MI250", "MI250X"),
-        ("AMD Instinct MI300X", "MI300X"),
-        ("NVIDIA GeForce RTX 3060", "RTX3060"),
         ("NVIDIA GeForce RTX 3060 Ti", "RTX3060Ti"),
-        ("NVIDIA RTX A5000", "RTXA5000"),
-        ("A5000", "RTXA5000"),
-        ("A6000", "RTXA6000"),
-        ("NVIDIA RTX 5000 Ada Generation", "RTX5000Ada"),
-        ("NVIDIA TITAN V", "TITANV"),
     ],
 )
 def test_aliases_and_driver_names_find_their_gpu(alias: str, name: str) -> None:
@@ -113,22 +97,12 @@ def test_derating_ratios_are_the_medians_of_the_measured_gpus() -> None:
 
 def test_a_card_with_the_chip_of_another_has_its_figures() -> None:
     """H800 and A800 are H100 and A100 with slower NVLink, the H800 also in fp64; V100s with 16 and 32 GB differ in memory."""
-    slower = {"fp64_gflop_per_s", "fp64_tensor_gflop_per_s"}  # the H100's peaks are measured
-    slower |= {f"measured_{name}_gb_per_s" for name in ("dram", "l2")} | {
-        "measured_fp32_gflop_per_s"
-    }
-    for slow, full, others in (
-        ("H800", "H100", slower),
-        ("A800-SXM4-80GB", "A100-SXM4-80GB", set()),
-    ):
-        assert differing_figures(load_gpu(slow), load_gpu(full)) == {"nvlink_gb_per_s"} | others
-        assert load_gpu(slow).nvlink_gb_per_s == 200
-    assert load_gpu("V100-PCIE-16GB").memory_bytes == 16 << 30 and same_chip(
-        load_gpu("V100-PCIE-16GB"), load_gpu("V100")
-    )
-    assert (
-        load_gpu("MI300X").sms == 304 and load_gpu("A10G").sms == 80
-    )  # as deviceProperties of traces say
+    slow, full = load_gpu("A800-SXM4-80GB"), load_gpu("A100-SXM4-80GB")
+    assert differing_figures(slow, full) == {"nvlink_gb_per_s"} and slow.nvlink_gb_per_s == 200
+    assert load_gpu("H800").nvlink_gb_per_s == 200
+    small = load_gpu("V100-PCIE-16GB")
+    assert small.memory_bytes == 16 << 30 and same_chip(small, load_gpu("V100"))
+    assert load_gpu("A10G").sms == 80  # as deviceProperties of traces say
 
 
 def test_measured_peaks_win_over_the_datasheet() -> None:
@@ -145,15 +119,11 @@ def _figures(**changes: object) -> dict[str, object]:
     ("changes", "message"),
     [
         ({"dram_gb_per_s": 320e9}, "dram_gb_per_s"),
-        ({"fp32_tflop_per_s": 8100}, "fp32_tflop_per_s"),
         ({"sms": None}, "sms is missing"),
         ({"watt": 3, "k": 2}, "unknown key 'watt', 'k'"),
         ({"architecture": "kepler"}, "kepler"),
-        ({"pcie_generation": 9}, "pcie_generation"),
         ({"measured_dram_gb_per_s": 900}, "measured_dram_gb_per_s"),
         ({"sources": 2147483648}, "sources"),
-        ({"aliases": "Tesla"}, "aliases"),
-        ({"aliases": {"a": 1}}, "aliases"),
     ],
 )
 def test_implausible_or_incomplete_files_are_refused_by_name(
@@ -199,10 +169,7 @@ def test_a_known_cuda_device_takes_its_file_and_an_unknown_one_its_properties() 
     [
         ("fp32_tflop_per_s", 0.001),
         ("tf32_tflop_per_s", 1000),
-        ("bf16_tflop_per_s", 0.001),
-        ("fp16_tflop_per_s", 1000),
         ("measured_l2_gb_per_s", 1000),
-        ("nvlink_bidirectional_gb_per_s", 1000),
         ("nvlink_bidirectional_gb_per_s", 0.001),
     ],
 )
@@ -222,11 +189,7 @@ def test_the_files_state_a_rate_where_the_gpu_has_the_dtype_and_none_where_it_ha
     "gpu, refused",
     [
         ("P4", True),
-        ("P100", True),
         ("V100", False),
-        ("T4", False),
-        ("A100", False),
-        ("MI250", False),
     ],
 )
 def test_pytorch_refuses_bf16_before_volta(gpu: str, refused: bool) -> None:
@@ -240,11 +203,7 @@ def test_pytorch_refuses_bf16_before_volta(gpu: str, refused: bool) -> None:
     ("gpu", "plain", "tensor"),
     [
         ("T4", 8.1 / 32, None),
-        ("P4", 5.5 / 32, None),
-        ("RTX3090", 35.6 / 64, None),
-        ("RTX4090", 82.6 / 64, None),
         ("V100", 7.0, None),
-        ("P100", 4.65, None),
         ("A100", 9.7, 19.5),
         ("H100", 33.45, 66.9),
         ("H20", 1.0, 1.0),

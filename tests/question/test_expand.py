@@ -28,10 +28,6 @@ def test_values_separated_by_commas_make_a_grid() -> None:
     assert len({(p.gpu.name, p.model, p.batch_size) for p in points}) == len(points) == 8
 
 
-def test_an_alias_is_the_gpu_that_it_stands_for() -> None:
-    assert expand(["gpu=A100"])[0].gpu.name == "A100-PCIE-40GB"
-
-
 def test_the_gpu_named_local_needs_no_file() -> None:
     (point,) = expand(["gpu=local", "model=dlrm_small"])
     assert point.local
@@ -41,7 +37,6 @@ def test_points_with_different_results_never_share_a_variant() -> None:
     texts = [
         "model.embedding=fused",
         "model.embedding=sparse",
-        "model.embedding=dense",
         "predict.critical_path=published",
         "overheads.host_scale=2",
         "kernels=roofline",
@@ -55,15 +50,8 @@ def test_points_with_different_results_never_share_a_variant() -> None:
 
 def test_methods_have_readable_names_and_leave_the_workload_its_own() -> None:
     shared, own = expand(["gpu=V100", "model=dlrm_ddp", "overheads=shared,own"])
-    tuned = expand(
-        [
-            "gpu=V100",
-            "model=dlrm_ddp",
-            "model.embedding=sparse",
-            "overheads=own",
-            "kernels=roofline",
-        ]
-    )[0]
+    asked = "gpu=V100 model=dlrm_ddp model.embedding=sparse overheads=own kernels=roofline"
+    (tuned,) = expand(asked.split())
     assert (shared.variant, own.variant) == ("default", "overheads-own")
     assert tuned.variant == "kernels-roofline_overheads-own_embedding-sparse"
     assert shared.step_name == own.step_name == "dlrm_ddp/default/b2048"
@@ -91,20 +79,13 @@ def test_of_several_models_the_one_that_lacks_an_option_is_named() -> None:
     [
         ("gpus=V100", "gpu"),
         ("overides=model.tables=4", "overrides"),
-        ("modle.mode=train", "model.mode"),
         ("dtype=fp16", "model.dtype"),
-        ("model_dtype=fp16", "model.dtype"),
         ("host_scale=2", "overheads.host_scale"),
     ],
 )
 def test_a_misspelt_key_is_answered_by_the_nearest_one(wrong: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
         expand([wrong])
-
-
-def test_overrides_are_kept_as_they_were_given() -> None:
-    (point,) = expand(["model=dlrm_default", "model.distribution=zipf:1.05"])
-    assert point.overrides == ("model.distribution=zipf:1.05",)
 
 
 @pytest.mark.parametrize("name", choices("model"))
@@ -117,35 +98,22 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
 @pytest.mark.parametrize(
     ("override", "error", "says"),
     [
-        ("gpu=V1000", UnknownNameError, "V100"),
-        ("model=dlrm", UnknownNameError, "dlrm_default"),
-        ("experiment=paper", UnknownNameError, "paper_dlrm"),
         ("batch_size=0", ConfigError, "1 or more"),
         ("batch_size=many", ConfigError, "whole number"),
         ("batch_size=99999999999", ConfigError, "10,000,000"),
         ("model.embedding=cached", UnknownNameError, "sparse"),
-        ("model.optimizer=lamb", UnknownNameError, "adam"),
-        ("nonsense=1", ConfigError, "nonsense"),
         ("+nonsense=1", ConfigError, "unknown option 'nonsense'"),
         (
             "+model.attention=fused",
             ConfigError,
             "unknown option 'model.attention' of model=dlrm_default",
         ),
-        ("++predict.cuda_graf=true", ConfigError, "did you mean 'predict.cuda_graph'"),
         ("model.dtype=[", ConfigError, "cannot read"),
         ("~model.dim", ConfigError, "write model.dim=value"),
         ("model.architecture=resnet", ConfigError, "model=dlrm_default is of another"),
         ("model.name=other", ConfigError, "choose a file of config/model/ with model=NAME"),
-        ("kernels.name=other", ConfigError, "choose a file of config/kernels/ with kernels=NAME"),
         ("kernels.variants=[]", ConfigError, "give names in brackets"),
         ("collect.iterations=2.5", ConfigError, "give a whole number above 0"),
-        ("predict.wait_each_step=0", ConfigError, "give true or false"),
-        (
-            "model.top_mlp=[a,b]",
-            ConfigError,
-            r"model.top_mlp=\[a,b\]: give a whole number above 0 in brackets",
-        ),
         ("predict=3", ConfigError, "write predict.KEY=value"),
         ("+model.tables=4", ConfigError, "write it without the plus"),
         ("gpu=V100 T4", ConfigError, "write several values with commas and no spaces: gpu=V100,T4"),
@@ -159,13 +127,11 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
             UnknownNameError,
             "unknown GPU 'NVIDIA A2': choose one of .*gpu=FILE.yaml",
         ),
-        ("gpu=AA100", UnknownNameError, "unknown GPU 'AA100': did you mean 'A100-PCIE-40GB'"),
         (
             "gpu=glob(Z*)",
             ConfigError,
             r"gpu=glob\(Z\*\): no gpu has a name like this; choose among .*A100.*V100",
         ),
-        ("host=glob(Z*)", ConfigError, r"host=glob\(Z\*\): no host .*typical-2020"),
         (
             "batch_size=glob(*)",
             ConfigError,
@@ -176,12 +142,6 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
             ConfigError,
             "cannot read the override 'model=resnet50 batch_size=32'",
         ),
-        (
-            "batch_size=1,,2",
-            ConfigError,
-            "cannot read the override 'batch_size=1,,2': write key=value",
-        ),
-        ("model=bert", UnknownNameError, "did you mean 'bert_large'"),
     ],
 )
 def test_a_bad_override_gets_one_line_with_the_remedy(
@@ -198,16 +158,13 @@ def test_a_bad_override_gets_one_line_with_the_remedy(
     [
         ("NVIDIA A10G", ["A10G"]),
         ("NVIDIA H100 80GB HBM3,Tesla T4", ["H100", "T4"]),
-        ("Quadro RTX 6000", ["RTX6000"]),
     ],
 )
 def test_a_gpu_may_have_the_name_that_cuda_gives_it(name: str, gpus: list[str]) -> None:
     assert [question.gpu.name for question in expand([f"gpu={name}"])] == gpus
 
 
-@pytest.mark.parametrize(
-    "text", ["gpu=V100", "batch_size=512", "model.dim=32", "experiment=paper_dlrm"]
-)
+@pytest.mark.parametrize("text", ["gpu=V100", "model.dim=32"])
 def test_an_option_that_is_given_twice_is_no_choice_of_one(text: str) -> None:
     """Regression: the last value replaced the first one without a warning."""
     key = text.partition("=")[0]
@@ -218,31 +175,8 @@ def test_an_option_that_is_given_twice_is_no_choice_of_one(text: str) -> None:
 
 def test_values_from_snakemake_become_overrides_of_hydra() -> None:
     given = {"gpu": "V100,P100", "batch_size": 512, "overrides": "model.tables=4 model.dim=32"}
-    assert from_snakemake(given) == [
-        "gpu=V100,P100",
-        "batch_size=512",
-        "model.tables=4",
-        "model.dim=32",
-    ]
-
-
-def test_settings_that_shape_statistics_or_models_name_what_is_made_of_them() -> None:
-    """Otherwise all points of a grid over them would read the artifact of the first point."""
-    texts = [
-        "overheads.estimator=median",
-        "overheads.estimator=clipped_mean",
-        "overheads.profiler_event_us=3",
-        "overheads=published",
-        "overheads.host_scale=2",
-    ]
-    labels = [expand(["gpu=V100", text])[0].overheads_label for text in texts]
-    assert labels[1] == labels[4] == "shared", (
-        "the default, and what is applied when a point is predicted"
-    )
-    assert labels[3] == "published"
-    assert len(set(labels)) == 4
-    seeds = [question.kernels_label for question in expand(["gpu=V100", "kernels.seed=0,1,2"])]
-    assert seeds[0] == "auto" and len(set(seeds)) == 3
+    asked = "gpu=V100,P100 batch_size=512 model.tables=4 model.dim=32"
+    assert from_snakemake(given) == asked.split()
 
 
 @pytest.fixture
@@ -278,21 +212,11 @@ def test_a_copied_file_is_refused_until_it_has_a_name_of_its_own(copied: Path) -
     assert (point.gpu.name, point.model, point.variant) == ("MY_GPU", "my-Model", "default")
 
 
-def test_a_name_that_can_be_no_folder_is_one_line(copied: Path) -> None:
-    gpu, other = copied / "gpu" / "MY_GPU.yaml", copied / "gpu" / "X 1.yaml"
-    gpu.rename(other)
-    text = re.sub(r"aliases:\n(  - .*\n)+", "", other.read_text())
-    other.write_text(text.replace("name: V100\n", "name: X 1\n"))
-    with pytest.raises(ConfigError, match="give it letters, digits, - and _ alone"):
-        expand(["gpu=X1"])
-
-
 def test_values_of_python_are_written_as_overrides():
     from pipeline.question.settings import written
 
-    for value in ([512, 128, 64], (512, 128, 64)):
-        (found,) = expand([f"model.bottom_mlp={written(value)}"])
-        assert found.workload.plain()["bottom_mlp"] == [512, 128, 64]
+    (found,) = expand([f"model.bottom_mlp={written((512, 128, 64))}"])
+    assert found.workload.plain()["bottom_mlp"] == [512, 128, 64]
     (custom,) = expand(
         ["model=custom", "model.target=m:f", f"+model.options={written({'width': 3, 'of': None})}"]
     )
@@ -300,24 +224,14 @@ def test_values_of_python_are_written_as_overrides():
 
 
 def test_a_pattern_stands_for_all_names_that_fit_it():
-    assert [point.gpu.name for point in expand(["gpu=glob(*100)"])] == [
-        "B100",
-        "GV100",
-        "H100",
-        "P100",
-        "V100",
-    ]
-    assert len(expand(["gpu=glob(*)"])) == len(choices("gpu"))
-    rest = expand(["gpu=glob([A100*,V100*],exclude=*-*)"])
-    assert [point.gpu.name for point in rest] == ["V100"]
+    names = [point.gpu.name for point in expand(["gpu=glob(*100,exclude=B*)"])]
+    assert names == ["GV100", "H100", "P100", "V100"]
 
 
 CUSTOM = ["model=custom", "model.target=m:f"]
 
 
-@pytest.mark.parametrize(
-    "text", ["+model.option.layers=3", "+model.layers=3", "++model.optons={layers:3}"]
-)
+@pytest.mark.parametrize("text", ["+model.option.layers=3", "+model.layers=3"])
 def test_a_key_of_a_custom_model_that_nothing_reads_is_refused(text: str) -> None:
     """Regression: `option` for `options` changed nothing and nobody was told."""
     with pytest.raises(
@@ -348,35 +262,3 @@ def test_an_unknown_option_lists_those_that_there_are() -> None:
         ConfigError, match=r"'model\.embedding' of model=resnet50: its options are .*memory_format"
     ):
         expand(["model=resnet50", "model.embedding=sparse"])
-
-
-def test_files_of_two_groups_are_not_composed_in_every_combination(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import hydra
-
-    composed = []
-    monkeypatch.setenv("STEPTIME_CACHE", "none")
-    compose.forget()
-    usual = hydra.compose
-    monkeypatch.setattr(
-        hydra, "compose", lambda *args, **kw: composed.append(kw["overrides"]) or usual(*args, **kw)
-    )
-    sweep = [
-        "gpu=V100,T4,A100",
-        "model=dlrm_small,resnet50,bert_large",
-        "predict.draws=10,20",
-        "batch_size=8,16",
-    ]
-    points = expand(sweep)
-    assert len(points) == 36 and len(composed) == 5
-    assert points[0].workload is points[1].workload  # they differ in their batch size
-    for each in points[::5]:
-        compose.forget()
-        alone = [
-            f"gpu={each.gpu.name}",
-            f"model={each.model}",
-            f"batch_size={each.batch_size}",
-            *each.overrides,
-        ]
-        assert expand(alone) == [each]

@@ -9,42 +9,25 @@ from pathlib import Path
 import pytest
 
 from pipeline import paths
-from pipeline.collect.campaign_grid import load_model
 from pipeline.errors import ConfigError, InputError
-from pipeline.paths import config_dir
-from pipeline.question.compose import choices
 from pipeline.question.embedding_tables import tables
 from pipeline.question.index_distributions import distributions
-from pipeline.question.options import WORKLOAD_DEFAULTS, workload_values
 from pipeline.question.question import expand
-from pipeline.yaml_text import load_yaml
 
 
 @pytest.mark.parametrize(
     ("wrong", "suggested"),
     [
-        ("gpu=V10", "'V100'"),
-        ("gpu=h10", "'H100'"),
         ("model=dlrm_defalt", "'dlrm_default'"),
-        ("model=ResNet50", "'resnet50'"),
         ("overheads=share", "'shared'"),
         ("experiment=paper_dlm", "'paper_dlrm'"),
         ("model.optimizer=adan", "'adam'"),
-        ("model.optimiser=adam", "'model.optimizer'"),
         ("gpu.dram_gb_s=900", "'gpu.dram_gb_per_s'"),
     ],
 )
 def test_a_misspelt_name_is_answered_by_the_nearest_one(wrong: str, suggested: str) -> None:
     with pytest.raises(InputError, match=f"did you mean {suggested}"):
         expand([wrong])
-
-
-def test_the_section_alone_makes_no_option_alike() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"unknown option 'model\.memory_format' of model=dlrm_default: its options are",
-    ):
-        expand(["model=dlrm_default", "model.memory_format=channels_last"])
 
 
 def test_a_figure_that_the_file_leaves_out_can_be_added() -> None:
@@ -63,37 +46,18 @@ def test_a_figure_that_the_file_leaves_out_can_be_added() -> None:
     "text",
     [
         "overheads.host_scale=inf",
-        "overheads.host_scale=nan",
-        "overheads.host_scale=0",
         "overheads.host_scale=fast",
-        "overheads.profiler_event_us=abc",
         "overheads.profiler_event_us=-5",
         "predict.seed=-1",
-        "predict.seed=abc",
-        "predict.draws=1.5",
-        "predict.draws=0",
         "predict.draws=9",
-        "gpu.sms=abc",
         "gpu.memory_gib=-1",
         "gpu.dram_gb_per_s=0",
-        "model.dim=abc",
-        "model.dim=0",
-        "model.bottom_mlp=5",
-        "model.bottom_mlp=[]",
         "model.bottom_mlp=[512,abc,64]",
-        "model.top_mlp=[1024,0,1]",
-        "model.tables=0",
-        "model.tables=2.5",
         "model.tables=[1,2]",
         "model.lookups=1.5",
-        "model.rows=abc",
         "model.rows=[10,-3]",
-        "model.dtype=null",
         "model.distribution=3",
-        "model.dtype={}",
-        "model.dim={}",
         "gpu.sms={a:1}",
-        "kernels.seed={}",
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_by_its_key(text: str) -> None:
@@ -101,30 +65,11 @@ def test_a_value_of_the_wrong_kind_is_refused_by_its_key(text: str) -> None:
         expand(["gpu=V100", "model=dlrm_default", text])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "predict.seed=0",
-        "overheads.profiler_event_us=0",
-        "gpu.boost_clock_mhz=1380.5",
-        "model.rows=[10,20,30]",
-    ],
-)
-def test_values_of_the_right_kind_are_taken(text: str) -> None:
-    assert len(expand(["gpu=V100", "model=dlrm_default", text])) == 1
-
-
-@pytest.mark.parametrize(
-    "text", ["gauss", "zipf:abc", "zipf:-1", "zipf:nan", "zipf:0", "uniform:3"]
-)
+@pytest.mark.parametrize("text", ["gauss", "zipf:abc", "zipf:nan", "zipf:0", "uniform:3"])
 def test_an_unknown_index_distribution_is_no_uniform_one(text: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.distribution"):
         distributions({"distribution": text}, 2)
-
-
-def test_known_index_distributions_are_taken() -> None:
-    for text in ("uniform", "zipf", "zipf:1.05"):
-        assert distributions({"distribution": text}, 2) == [text] * 2
+    assert distributions({"distribution": "zipf:1.05"}, 2) == ["zipf:1.05"] * 2
 
 
 def test_a_histogram_of_lookups_is_for_all_tables_or_for_each(tmp_path: Path) -> None:
@@ -152,9 +97,7 @@ def test_tables_that_a_file_lacks_are_named_with_how_many_it_holds(tmp_path: Pat
             tables({"table_configs": str(path), "tables": wanted})
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{}", "[]", "[3]", '[{"num_embeddings": "many"}]', '[{"rows": 3}]']
-)
+@pytest.mark.parametrize("content", ["", "[]", '[{"num_embeddings": "many"}]', '[{"rows": 3}]'])
 def test_a_file_without_tables_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tables.json"
     path.write_text(content)
@@ -163,12 +106,10 @@ def test_a_file_without_tables_is_named(tmp_path: Path, content: str) -> None:
             tables({"table_configs": str(wrong)})
 
 
-@pytest.mark.parametrize(
-    "text", ["batch_size=" + "1" * 5000, "model.dim=" + "9" * 5000, "batch_size=" + "[" * 3000]
-)
-def test_numbers_of_thousands_of_digits_are_refused(text: str) -> None:
+@pytest.mark.parametrize("digits", ["1" * 5000, "[" * 3000])
+def test_numbers_of_thousands_of_digits_are_refused(digits: str) -> None:
     with pytest.raises(ConfigError):
-        expand([text])
+        expand([f"batch_size={digits}"])
 
 
 @pytest.fixture
@@ -191,19 +132,13 @@ BOMB = b"a0: &a0 [x]\n" + b"".join(
     ("name", "content", "told"),
     [
         ("config.yaml", None, "config.yaml: not readable"),
-        ("config.yaml", b"\xff\xfe", "config.yaml: not readable"),
         ("config.yaml", b"{", "config.yaml: not readable as YAML"),
         ("config.yaml", b"batch_size: 1\nbatch_size: 2", "given twice"),
-        ("config.yaml", b"defaults: 3", "names no file of gpu"),
         ("model/dlrm_small.yaml", b"name: dlrm_small\nname: x", "dlrm_small.yaml: .* given twice"),
-        ("model/dlrm_small.yaml", b"name: \x00", "dlrm_small.yaml: not readable as YAML"),
         ("model/dlrm_small.yaml", BOMB, "dlrm_small.yaml: .* aliases"),
-        ("kernels/auto.yaml", BOMB, "auto.yaml: .* aliases"),
         ("gpu/V100.yaml", BOMB, "V100.yaml: .* aliases"),
         ("kernels/auto.yaml", b"a: &a [*a]", "auto.yaml: .* aliases"),
-        ("model/dlrm_small.yaml", b"\xff", "not readable"),
         ("model/dlrm_small.yaml", b"dim: 3", "model.name is missing"),
-        ("kernels/auto.yaml", b"", "section kernels has no keys|kernels.name is missing"),
         ("kernels/auto.yaml", b"name: auto", "kernels.variants is missing"),
         (
             "overheads/shared.yaml",
@@ -221,32 +156,9 @@ def test_a_damaged_file_of_the_configuration_is_named(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "line", ["collect: true", "collect: {}", "predict: {draws: '\"'}", "predict: {draws: 1.5}"]
-)
-def test_sections_of_other_kinds_are_refused(files: Path, line: str) -> None:
-    text = (files / "config.yaml").read_text()
-    key = line.partition(":")[0]
-    kept = [part for part in text.split("\n\n") if not part.startswith(key)]
-    (files / "config.yaml").write_text("\n\n".join([*kept, line + "\n"]))
-    with pytest.raises(ConfigError, match=key):
-        expand(["model=dlrm_small"])
-
-
-@pytest.mark.parametrize(
-    ("written", "name"), [("float32", "fp32"), ("float16", "fp16"), ("bfloat16", "bf16")]
-)
-def test_types_have_the_names_of_pytorch_too(written: str, name: str) -> None:
-    points = expand([f"model.dtype={written}", "model=resnet50"])
-    points += expand([f"model.dtype={name}", "model=resnet50"])
-    assert [point.workload.plain()["dtype"] for point in points] == [name, name]
-    assert points[0].variant == points[1].variant
-
-
-def test_a_file_of_a_workload_states_only_what_differs() -> None:
-    for name in choices("model"):
-        text = (config_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8")
-        stated = load_yaml(text)
-        usual = {key: stated[key] for key in stated if key in WORKLOAD_DEFAULTS}
-        assert not [key for key in usual if usual[key] == WORKLOAD_DEFAULTS[key]], name
-        assert load_model(name) == workload_values(name) == WORKLOAD_DEFAULTS | stated
+def test_types_have_the_names_of_pytorch_too() -> None:
+    named, usual = (
+        [(point.workload, point.variant) for point in expand([f"model.dtype={dtypes}"])]
+        for dtypes in ("float32,float16,bfloat16", "fp32,fp16,bf16")
+    )
+    assert named == usual and len(named) == 3

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
-from pipeline.answers.engine import Answer
-from pipeline.commands import comparing_commands
-from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
-from pipeline.question.question import Question, expand
 from pipeline.schemas import write_table
 from pipeline.summary_rows import summary_row
-from tests.commands import Steptime, python
+from tests.commands import Steptime
 from tests.predictions import predicted
-
-
-def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNamespace]:
-    """In place of `engine`: gives these answers."""
-    return lambda **results: SimpleNamespace(predict=lambda questions: map(answer, questions))
 
 
 @pytest.mark.parametrize(
@@ -38,17 +26,13 @@ def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNames
         (("predict", "gpu=V10"), "did you mean 'V100'"),
         (("predict", "gpu"), "write key=value"),
         (("predict", "batch_size=1.5"), "batch_size=1.5"),
-        (("predict", "=3"), "'=3' names no option"),
+        (("predict", "resluts=x"), "did you mean 'results'"),
         (
             ("predict", "--gpu", "V100"),
             "No such option: --gpu (overrides have no dashes: write gpu=V100)",
         ),
         (
             ("compare", "-m", "gpu=V100,T4"),
-            "several values need no -m: write for example gpu=V100,T4",
-        ),
-        (
-            ("run", "gpu=V100,T4", "--multirun"),
             "several values need no -m: write for example gpu=V100,T4",
         ),
         (
@@ -60,13 +44,7 @@ def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNames
             "--roofline nowhere/r.svg: there is no folder nowhere",
         ),
         (("predict", "--depth", "3"), "--depth 3: modules are shown with --by module"),
-        (
-            ("replay", "a.json", "--timeline", "step.gif"),
-            "--timeline step.gif: give a name that ends in .html",
-        ),
-        (("gpus", "--gpu", "V100"), "No such option: --gpu (steptime gpus --help)"),
         (("predict", "--batch-size=64"), "write batch_size=64"),
-        (("compare", "--model.dtype", "fp16"), "write model.dtype=fp16"),
         (("predict", "--nothing", "V100"), "No such option: --nothing (steptime predict --help)"),
         (("summary", "results=nowhere"), "nowhere: no such file"),
         (
@@ -74,13 +52,8 @@ def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNames
             "overrides come before options of Snakemake: steptime run gpu=V100 --dry-run",
         ),
         (("predit",), "Did you mean 'predict'"),
-        (("gpu",), "Did you mean 'gpus'"),
         (("replay", "nowhere.json"), "nowhere.json: no such file"),
         (("replay", "a.json", "--rank", "./a.json"), "given twice"),
-        (
-            ("transfer", "--from", "V100", "--to", "T4", "--in", "nowhere", "--out", "x"),
-            "nowhere: no such file",
-        ),
         (
             ("transfer", "--from", "V100", "--to", "T4", "--in", "\udcff", "--out", "x"),
             "a name is not utf-8 text",
@@ -108,12 +81,7 @@ def test_predict_writes_the_timeline_that_its_numbers_come_from(
     assert step["step_us"] == pytest.approx(told["predicted_us"], abs=1e-3)
     assert step["active_us"] == pytest.approx(told["active_us"], abs=1e-3)
     assert steptime(*words, "--timeline", str(page))[1].endswith(f"timeline: {page}\n")
-
-
-def test_a_timeline_that_cannot_be_written_is_one_line(tmp_path: Path, steptime: Steptime) -> None:
-    (tmp_path / "file").touch()
-    words = ("predict", "gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10")
-    code, out, err = steptime(*words, "--timeline", str(tmp_path / "file" / "step.html"))
+    code, out, err = steptime(*words, "--timeline", str(page / "step.html"))
     assert code != 0 and out == "" and err.startswith("steptime: ") and err.count("\n") == 1
 
 
@@ -124,35 +92,35 @@ def test_help_and_version_name_the_command(steptime: Steptime) -> None:
     assert code == 0 and out.startswith("steptime ")
 
 
-def test_the_help_groups_the_commands(steptime: Steptime) -> None:
-    _, out, _ = steptime("--help")
-    places = [
-        out.index(name)
-        for name in ("Ask", "predict ", "Look", "gpus ", "Search", "plan ", "Measure", "Pipeline")
-    ]
-    assert places == sorted(places)
-
-
-def test_a_comparison_as_csv_has_the_rows_of_its_json(steptime: Steptime) -> None:
+def test_a_comparison_has_its_costs_in_the_users_currency_in_json_and_csv(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steptime: Steptime
+) -> None:
     words = ("compare", "gpu=V100,T4", "model=dlrm_small", "batch_size=64")
-    rows = json.loads(steptime(*words, "--json")[1])["predictions"]
+    entry = "  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my provider}\n"
+    (tmp_path / "prices.yaml").write_text(f"currency: EUR\nprices:\n{entry}")
+    monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))
+    answer = json.loads(steptime(*words, "--json")[1])
+    (price,), rows = answer["prices"], answer["predictions"]
+    assert (price["currency"], price["date"]) == ("EUR", "2026-01-15")
+    assert [row["currency"] for row in rows] == ["EUR", None]
+    assert rows[0]["samples_per_dollar"] == pytest.approx(1e3 * rows[0]["samples_per_s"])
+    assert rows[0]["cost_per_million"] == pytest.approx(1e6 / rows[0]["samples_per_dollar"])
     table = pd.read_csv(io.StringIO(steptime(*words, "--csv")[1]))
     assert table["gpu"].tolist() == ["V100", "T4"]
     assert table["predicted_us"].tolist() == pytest.approx([row["predicted_us"] for row in rows])
     assert json.loads(table["evidence"][0]) == rows[0]["evidence"]
+    monkeypatch.setenv("STEPTIME_PRICES", "none")
+    assert "prices" not in json.loads(steptime(*words, "--json")[1])
+    code, _, err = steptime(*words, "--sort", "cost")
+    assert code == 2 and "no price of V100, T4; give price.V100=" in err
 
 
 def test_a_summary_is_found_by_its_results_folder_or_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steptime: Steptime
 ) -> None:
-    prediction = predicted(
-        100.0, batch_size=8, active_us=90.0, host_us=50.0, memory_bytes=1, evidence={"pack": 1.0}
-    )
-    write_table(summary_row(prediction), tmp_path / "summary.parquet", "summary", {})
-    told = [
-        steptime("summary", where, "--json")
-        for where in (f"results={tmp_path}", str(tmp_path / "summary.parquet"), str(tmp_path))
-    ]
+    write_table(summary_row(predicted(100.0)), tmp_path / "summary.parquet", "summary", {})
+    places = f"results={tmp_path}", tmp_path / "summary.parquet", tmp_path
+    told = [steptime("summary", where, "--json") for where in places]
     assert told[0] == told[1] == told[2] and told[0][0] == 0
     assert json.loads(told[0][1])["predictions"][0]["predicted_us"] == 100.0
     monkeypatch.chdir(tmp_path)
@@ -161,17 +129,12 @@ def test_a_summary_is_found_by_its_results_folder_or_its_file(
     assert steptime("summary", "--json")[1] == told[0][1]
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "3", '{"pack": [1]}', "null"])
+@pytest.mark.parametrize("text", ["{", "[1]", '{"pack": [1]}'])
 def test_a_damaged_row_of_a_summary_is_one_line(
     tmp_path: Path, text: str, steptime: Steptime
 ) -> None:
-    prediction = predicted(
-        100.0, batch_size=8, active_us=90.0, host_us=50.0, memory_bytes=1, evidence={"pack": 1.0}
-    )
-    row = summary_row(prediction)
-    write_table(
-        row.assign(evidence=text, warnings="[3]"), tmp_path / "summary.parquet", "summary", {}
-    )
+    row = summary_row(predicted(100.0)).assign(evidence=text, warnings="[3]")
+    write_table(row, tmp_path / "summary.parquet", "summary", {})
     code, _, err = steptime("summary", str(tmp_path))
     assert code == 2 and "summary.parquet: row 0 is damaged" in err and err.count("\n") == 1
 
@@ -197,23 +160,9 @@ def test_an_interrupt_ends_in_one_line_and_130() -> None:
     assert (process.returncode, err) == (130, "steptime: interrupted\n")
 
 
-def test_an_encoding_without_our_signs_shows_a_table_with_plain_ones() -> None:
-    code = (
-        "import sys; from pipeline.cli import main; sys.argv = ['steptime', 'predict',"
-        " 'model=dlrm_small']; main()"
-    )
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = python(code, env=environment)
-    assert (done.returncode, done.stderr) == (0, "") and "dlrm_small" in done.stdout
-    assert "the host   (GPU" in done.stdout and "##" in done.stdout and "?" not in done.stdout
-    assert len({len(line) for line in done.stdout.splitlines()}) == 1  # the frame is straight
-
-
 def test_a_replay_says_where_it_wrote_the_timeline(tmp_path: Path, steptime: Steptime) -> None:
-    trace, out = (
-        project_dir() / "tests/trace/golden/drawn_gpu/input/kineto.json.gz",
-        tmp_path / "timeline.json.gz",
-    )
+    trace = project_dir() / "tests/trace/golden/drawn_gpu/input/kineto.json.gz"
+    out = tmp_path / "timeline.json.gz"
     code, shown, _ = steptime("replay", str(trace), "--timeline", str(out))
     assert code == 0 and out.is_file() and f"predicted timeline -> {out}" in shown and "µs" in shown
     said = r"step \S+ ms predicted, \S+ ms measured: ([\d.]+% (short|long)|less than 0.01% off)"
@@ -222,61 +171,16 @@ def test_a_replay_says_where_it_wrote_the_timeline(tmp_path: Path, steptime: Ste
     assert told["timeline"] == str(out)
 
 
-def test_a_comparison_in_json_names_the_currency_of_its_costs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steptime: Steptime
-) -> None:
-    step = predicted(1e6, model="dlrm_small", batch_size=100, host_us=0.0, p10_us=1e6, p90_us=1e6)
-    monkeypatch.setattr(
-        comparing_commands, "engine", answering(lambda question: Answer(question, step))
-    )
-    monkeypatch.setattr(comparing_commands, "largest_batch", lambda question, memory_bytes: 4)
-    table = (
-        "currency: EUR\nprices:\n  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my"
-        " provider}\n"
-    )
-    (tmp_path / "prices.yaml").write_text(table)
-    monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))
-    code, out, _ = steptime("compare", "gpu=V100", "model=dlrm_small", "--json")
-    answer = json.loads(out)
-    row, price = answer["predictions"][0], answer["prices"][0]
-    assert (
-        code == 0
-        and price["currency"] == row["currency"] == "EUR"
-        and price["date"] == "2026-01-15"
-    )
-    assert (row["cost_per_million"], row["samples_per_dollar"]) == (
-        pytest.approx(10.0),
-        pytest.approx(1e5),
-    )
-    monkeypatch.setenv("STEPTIME_PRICES", "none")
-    answer = json.loads(steptime("compare", "gpu=V100", "model=dlrm_small", "--json")[1])
-    assert "prices" not in answer and answer["predictions"][0]["currency"] is None
-
-
-def test_a_prediction_does_not_load_the_other_commands() -> None:
-    source = (
-        "import sys; from pipeline import cli; sys.argv = ['steptime', 'predict', '--help']\n"
-        "try: cli.main()\n"
-        "except SystemExit: pass\n"
-        "print(sorted(name for name in sys.modules if name.startswith('pipeline.commands')))"
-    )
-    assert (
-        subprocess.check_output([sys.executable, "-c", source], text=True).splitlines()[-1] == "[]"
-    )
-
-
 def test_each_row_of_a_comparison_in_json_says_which_options_it_has(steptime: Steptime) -> None:
     given = ("gpu=V100,P100", "model=dlrm_small", "batch_size=8", "model.dtype=fp32,bf16")
     code, out, _ = steptime("compare", *given, "--json")
     answer = json.loads(out)
-    options = {(row["gpu"], *row["overrides"]) for row in answer["predictions"]}
-    assert code == 0
-    assert options == {
-        ("V100", "model.dtype=fp32"),
-        ("V100", "model.dtype=bf16"),
-        ("P100", "model.dtype=fp32"),
-    }
-    assert [row["overrides"] for row in answer["unpredicted"]] == [["model.dtype=bf16"]]
+    options = [(row["gpu"], row["overrides"][0][-4:]) for row in answer["predictions"]]
+    assert code == 0 and options == [("V100", "fp32"), ("V100", "bf16"), ("P100", "fp32")]
+    (lost,) = answer["unpredicted"]
+    assert lost["overrides"] == ["model.dtype=bf16"] and lost["reason"].startswith("bf16 on P100")
+    code, _, err = steptime("compare", "gpu=P100", *given[1:3], "model.dtype=bf16")
+    assert code == 2 and err.startswith("steptime: bf16 on P100") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["predict", "compare"])
@@ -289,19 +193,8 @@ def test_a_results_folder_that_does_not_exist_is_refused(
     assert steptime(command, *given, f"results={tmp_path}")[0] == 0
 
 
-def test_a_misspelt_results_gets_its_name() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'results'"):
-        expand(["resluts=x"])
-
-
-def test_true_and_false_are_shown_as_they_are_written() -> None:
-    (point,) = expand(["gpu=V100", "model=dlrm_small", "predict.cuda_graph=true"])
-    assert point.overrides == ("predict.cuda_graph=true",)
-
-
 @pytest.mark.parametrize("words", [("predict", "gpu=V10"), ("compare", "--gpus", "V100")])
 def test_errors_are_json_where_answers_would_be(words: tuple[str, ...], steptime: Steptime) -> None:
     code, out, err = steptime(*words, "--json")
     assert (code, err) == (2, f"steptime: {json.loads(out)['error']}\n")
     assert json.loads(out)["exit_code"] == code
-    assert steptime(*words)[1] == ""

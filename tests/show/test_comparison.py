@@ -23,7 +23,6 @@ from pipeline.prediction_parts import Arithmetic, SeveralGpus
 from pipeline.question.question import Question, expand
 from pipeline.schemas import read_table
 from pipeline.show.comparison import Comparison
-from pipeline.show.comparison_columns import Order, best_first
 from tests.commands import Steptime
 from tests.predictions import predicted
 
@@ -64,94 +63,29 @@ def without_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPTIME_PRICES", "none")
 
 
-def test_options_of_all_rows_are_in_the_heading_alone() -> None:
-    found = rows({}, {"gpu": "A100-PCIE-40GB", "batch_size": 4096})
-    lines = shown(Comparison(found), 80)
-    assert lines[0] == "custom (target=my_module:make_step options.width=512)"
-    assert sum("make_step" in line for line in lines) == 1
-    assert (
-        " ".join(lines[1].split())
-        == "GPU batch step ms p10-p90 ms busy bound samples/s mem GiB how sure"
-    )
-
-
-def test_an_option_that_differs_stays_in_its_row() -> None:
+def test_an_option_of_all_rows_is_in_the_heading_alone_and_one_that_differs_in_its_row() -> None:
     other = (STEP.overrides[0], "model.options.width=1024")
     lines = shown(Comparison(rows({}, {"overrides": other})), 100)
     assert lines[0] == "custom on V100, batch 2048 (target=my_module:make_step)"
+    assert sum("make_step" in line for line in lines) == 1
     assert "options.width=512" in lines[2] and "options.width=1024" in lines[3]
 
 
-@pytest.mark.parametrize("width", [60, 70, 80, 90, 120, 160])
+@pytest.mark.parametrize("width", [60, 80, 90])
 def test_bound_and_interval_stay_and_what_goes_is_named(width: int) -> None:
-    found = rows(
-        {},
-        {
-            "gpu": "A100-PCIE-40GB",
-            "predicted_us": 2.1e7,
-            "p10_us": 1.9e7,
-            "p90_us": 2.3e7,
-            "fits": False,
-        },
-    )
+    times = {"predicted_us": 2.1e7, "p10_us": 1.9e7, "p90_us": 2.3e7}
+    found = rows({}, {"gpu": "A100-PCIE-40GB", "fits": False, **times})
     lines = shown(
         Comparison(found, {f"{p.gpu}/{p.model}/{p.variant}": 1_200_000 for p in found}), width
     )
     text = "\n".join(lines)
-    assert (
-        "p10-p90 ms" in text and "bound" in text and "7.50-9.00" in text and "19,000-23,000" in text
-    )
+    assert "bound" in text and "7.50-9.00" in text and "19,000-23,000" in text
     assert max(map(len, lines)) <= width
     header = next(line for line in lines if "p10-p90" in line)
     hidden = [head for head in ("busy", "mem GiB", "how sure", "max batch") if head not in header]
     told = f"Not shown: {', '.join(hidden)} (a wider terminal, or --json)."
     assert (told in " ".join(text.split())) == bool(hidden)
     assert bool(hidden) == (width < 90)
-
-
-@pytest.mark.parametrize("width", [40, 50])
-def test_a_very_narrow_table_cuts_no_cell_and_names_what_it_leaves_out(width: int) -> None:
-    """Two designs of one workload: their options are shown, on several lines, and each column is shown or named."""
-    designs = (
-        {"overrides": ("model.embedding=sparse",)},
-        {"overrides": ("model.embedding=dense",), "gpu": "T4"},
-    )
-    found = rows(*designs, own_price=2.0)
-    lines = shown(Comparison(found, {}), width)
-    text = "\n".join(lines)
-    assert max(map(len, lines)) <= width and "…" not in text
-    header, told = lines[1].split(), " ".join(text.partition("Not shown:")[2].split())
-    for name in (
-        "step",
-        "samples/s",
-        "busy",
-        "bound",
-        "p10-p90",
-        "mem",
-        "sure",
-        "samples/USD",
-    ):
-        assert (name in header) != (name in told), name
-    body = "".join(text.partition("\n★")[0].split())
-    assert all(p.overrides[0].removeprefix("model.") in body for p in found)
-    assert f"{found[0].samples_per_s:,.0f}" in body and "EUR per hour" not in text
-
-
-def test_hosts_and_optimizers_are_named_whatever_is_left_out() -> None:
-    other = {
-        "host": "slow",
-        "asked": {"dtype": "bf16", "optimizer": "adam"},
-        "overrides": ("model.optimizer=adam",),
-    }
-    usual = {
-        "host": "fast",
-        "asked": {"dtype": "bf16", "optimizer": "sgd"},
-        "overrides": (),
-        "variant": "default",
-    }
-    found = rows(usual, other)
-    text = " ".join(" ".join(shown(Comparison(found), 60)).split())
-    assert "custom: host fast or slow, dtype bf16, optimizer sgd or adam" in text
 
 
 ARITHMETIC = Arithmetic(4e10, "fp32", {"fp32": 20.0})
@@ -161,30 +95,19 @@ ARITHMETIC = Arithmetic(4e10, "fp32", {"fp32": 20.0})
 def test_achieved_arithmetic_is_shown_where_there_is_room() -> None:
     found = rows({"arithmetic": ARITHMETIC}, {"gpu": "T4"})
     header, row = (line.split() for line in shown(Comparison(found), 160)[1:3])
-    assert header[-3:] == ["sure", "TFLOP/s", "MFU"] and row[-2:] == ["5.00", "25.0%"]
-    assert "Not shown: TFLOP/s, MFU (a wider" in "\n".join(shown(Comparison(found), 65))
+    assert header[-2:] == ["TFLOP/s", "MFU"] and row[-2:] == ["5.00", "25.0%"]
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_steps_on_several_gpus_keep_what_the_exchange_costs(width: int) -> None:
+def test_steps_on_several_gpus_keep_what_the_exchange_costs() -> None:
     two = {"several": SeveralGpus(2, 1, "pcie4", 900.0, 300.0, 0.95), "overrides": ("devices=2",)}
     lines = shown(
-        Comparison(rows({"overrides": (), "variant": "default", "arithmetic": ARITHMETIC}, two)),
-        width,
+        Comparison(rows({"overrides": (), "variant": "default", "arithmetic": ARITHMETIC}, two)), 80
     )
     assert lines[0] == "custom on V100, batch 2048 each"
     text = "\n".join(lines)
-    assert lines[1].startswith("GPUs") and "options" not in text and "default" not in text
+    assert lines[1].startswith("GPUs")
     assert [line.split()[0] for line in lines[2:4]] == ["1", "2"] and "mem GiB" in text
     assert "exposed ms" in text and "0.300" in text and "95.0%" in text
-
-
-def test_the_largest_batch_is_that_of_a_prediction(steptime: Steptime) -> None:
-    """A GPU with 1 GiB."""
-    words = ("compare", "gpu=V100", "model=dlrm_small", "gpu.memory_gib=1", "--json")
-    both = json.loads(steptime(*words, "batch_size=64,100000")[1])
-    most = next(p["largest_batch"] for p in both["predictions"] if not p["fits"])
-    assert most == first_digits(most) and list(both["largest_batch"].values()) == [most]
 
 
 def test_a_point_without_a_prediction_is_a_row_with_its_reason() -> None:
@@ -200,20 +123,6 @@ def test_a_point_without_a_prediction_is_a_row_with_its_reason() -> None:
     assert lines[-1] == "no prediction for P100 batch 512, P100 batch 2048: bf16 on P100: refused"
 
 
-def test_rows_are_sorted_best_first_and_without_a_price_last() -> None:
-    fast, dear, free = rows(
-        {"own_price": 3.0},
-        {"gpu": "T4", "predicted_us": 9000.0, "batch_size": 4096, "own_price": 1.0},
-        {"gpu": "A100", "predicted_us": 8500.0},
-    )
-    for order, names in (
-        (Order.step, ["V100", "A100", "T4"]),
-        (Order.throughput, ["T4", "V100", "A100"]),
-        (Order.cost, ["T4", "V100", "A100"]),
-    ):
-        assert [p.gpu for p in best_first([fast, dear, free], order)] == names
-
-
 def test_the_cheapest_has_a_star_of_its_own() -> None:
     found = rows({"own_price": 2.0}, {"gpu": "T4", "predicted_us": 16000.0, "own_price": 0.5})
     lines = shown(Comparison(found), 160)
@@ -221,30 +130,6 @@ def test_the_cheapest_has_a_star_of_its_own() -> None:
     assert starred == {"V100": 1, "T4": 1}
     assert "★ most samples per second or per USD of the model" in lines[-2]
     assert lines[-1] == "USD per hour: V100 2, T4 0.5"
-
-
-def test_a_failing_point_does_not_end_the_grid(
-    monkeypatch: pytest.MonkeyPatch, steptime: Steptime
-) -> None:
-    def answer(question: Question) -> Answer:
-        if question.gpu.name == "P100":
-            return Answer(question, error=ConfigError("no bf16\nthere"))
-        return Answer(question, dataclasses.replace(STEP, gpu=question.gpu.name))
-
-    monkeypatch.setattr(comparing_commands, "engine", answering(answer))
-    monkeypatch.setattr(comparing_commands, "largest_batch", lambda question, memory_bytes: 4)
-    grid = ("compare", "gpu=P100,V100", "model=dlrm_small")
-    code, out, _ = steptime(*grid, "--json")
-    facts = json.loads(out)
-    assert code == 0 and [p["gpu"] for p in facts["predictions"]] == ["V100"]
-    assert [(each["gpu"], each["reason"]) for each in facts["unpredicted"]] == [
-        ("P100", "no bf16 there")
-    ]
-    assert "no prediction for dlrm_small on P100" in steptime(*grid)[1]
-    assert steptime("compare", "gpu=P100", "model=dlrm_small")[::2] == (
-        2,
-        "steptime: no bf16 there\n",
-    )
 
 
 def test_a_grid_is_written_in_groups_of_rows(
@@ -263,16 +148,12 @@ def test_a_grid_is_written_in_groups_of_rows(
     monkeypatch.setattr(answer_files, "ROWS_IN_GROUP", 2)
     grid = ("compare", "gpu=V100", "model=dlrm_small", "batch_size=1,2,3,4,5", "--out", str(out))
     code, text, err = steptime(*grid, "--json")
-    assert (code, err, json.loads(text)) == (
-        0,
-        "",
-        {"points": 5, "unpredicted": 1, "out": str(out)},
-    )
+    assert (code, err) == (0, "")
+    assert json.loads(text) == {"points": 5, "unpredicted": 1, "out": str(out)}
     assert pq.ParquetFile(out).metadata.num_row_groups == 3
     table = read_table(out, "grid")
     assert list(table["batch_size"]) == [1, 2, 3, 4, 5]
     assert list(table["unpredicted"].fillna("")) == ["", "", "", "no bf16 there", ""]
-    assert list(table["predicted_us"].isna()) == [False, False, False, True, False]
     assert json.loads(table["evidence"].iloc[0]) == STEP.evidence
 
 
@@ -291,25 +172,12 @@ def test_a_grid_that_is_broken_off_leaves_the_file_as_it_was(tmp_path: Path) -> 
     ]
 
 
-def test_an_order_by_cost_needs_prices(monkeypatch: pytest.MonkeyPatch, steptime: Steptime) -> None:
-    monkeypatch.setenv("STEPTIME_PRICES", "none")
-    code, _, err = steptime("compare", "gpu=V100,T4", "model=dlrm_small", "--sort", "cost")
-    assert code == 2 and "no price of V100, T4; give price.V100=" in err
-
-
 def test_a_workload_lists_its_options_with_values(steptime: Steptime) -> None:
     code, out, _ = steptime("models", "dlrm_default", "--json")
     found = {row["option"]: row for row in json.loads(out)["rows"]}
-    assert (
-        code == 0
-        and found["model.embedding"]["values"]
-        == "fused | joint_sparse | joint_rows | sparse | dense"
-    )
+    assert code == 0 and "fused | joint_sparse" in found["model.embedding"]["values"]
     assert found["model.foreach"]["default"] == "true" and found["batch_size"]["default"] == "2048"
     assert found["model.copies"]["what"].startswith("how a batch reaches the GPU")
-    assert not {"model.name", "model.architecture"} & found.keys()
-    for model in ("custom", "gnmt", "dcgan", "dlrm_open_source"):
-        assert steptime("models", model)[0] == 0
     assert "did you mean 'gnmt'" in steptime("models", "gnmtt")[2]
 
 
@@ -324,14 +192,11 @@ def test_a_warning_of_some_rows_names_them() -> None:
     assert "warning for V100 batch 512: slow" in shown(Comparison(warned), 140)
     both = [dataclasses.replace(p, warnings=("slow",)) for p in warned]
     assert "warning: slow" in shown(Comparison(both), 140)
-    other = ("model.target=my_module:make_step", "model.dtype=bf16")
-    named = rows({}, {"overrides": other, "warnings": ("slow",)})
-    assert "warning for V100 batch 2048 (dtype=bf16): slow" in shown(Comparison(named), 140)
 
 
-def test_a_default_that_was_asked_for_stays_in_its_row() -> None:
-    found = rows(
-        {"overrides": (), "stated": ("model.dtype=default",)}, {"overrides": ("model.dtype=fp16",)}
-    )
-    lines = shown(Comparison(found), 120)
-    assert "dtype=default" in lines[2] and "dtype=fp16" in lines[3]
+def test_the_largest_batch_is_that_of_a_prediction(steptime: Steptime) -> None:
+    """A GPU with 1 GiB."""
+    words = ("compare", "gpu=V100", "model=dlrm_small", "gpu.memory_gib=1", "--json")
+    both = json.loads(steptime(*words, "batch_size=64,100000")[1])
+    (most,) = (p["largest_batch"] for p in both["predictions"] if not p["fits"])
+    assert most == first_digits(most) and list(both["largest_batch"].values()) == [most]

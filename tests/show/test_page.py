@@ -12,8 +12,6 @@ import pytest
 
 from evaluation.figures.accuracy_gallery import ENTRIES
 from evaluation.pages.chromium import Page
-from pipeline.answers.engine import engine
-from pipeline.question.question import ask
 from pipeline.show.brief import brief, faster
 from pipeline.show.comparison import Comparison
 from pipeline.show.explore_page import POLICY
@@ -21,7 +19,6 @@ from pipeline.show.figures.gallery import CATEGORIES, Artifacts, draw_all
 from pipeline.show.html_report import (
     SCRIPT,
     caption,
-    page_policy,
     point_name,
     write_report,
 )
@@ -71,19 +68,6 @@ def test_the_page_forbids_the_browser_to_fetch_anything_and_names_its_one_script
     assert POLICY == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def test_the_page_lets_the_scripts_of_its_timelines_run_and_no_other() -> None:
-    """A frame is bound by the policy of the page around it."""
-    script = "\nconst a = '<b>';\n"
-    pages = [
-        f'<script id="data" type="application/json">{n}</script><script'
-        f' type="module">{script}</script>'
-        for n in "12"
-    ]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert page_policy(pages) == f"{POLICY}; script-src 'sha256-{digest}'"
-    assert page_policy(["<p>no script</p>"]) == POLICY
-
-
 def test_the_head_of_the_page_says_what_it_is_about(report: Path) -> None:
     head = report.read_text(encoding="utf-8").partition("<main>")[0]
     assert "dlrm_default and resnet50 on V100 and P100, batch 512 and 2,048" in head
@@ -92,25 +76,11 @@ def test_the_head_of_the_page_says_what_it_is_about(report: Path) -> None:
         unescape(re.sub("<[^>]+>", " ", text)).strip()
         for text in re.findall(r"<dd>(.*?)</dd>", head)
     ]
-    said = dict(zip(asks[2:], says[2:], strict=True))
-    assert asks[:2] == ["Which is fastest?", "Which is cheapest?"] and len(said) == 6
-    assert says[0].startswith(
-        "dlrm_default: V100 reaches 323,000 samples/s at batch 2,048; it beats P100 in"
-    )
-    assert "batch 2,048 does not fit the P100 (" not in said["Does it fit?"]
+    said = dict(zip(asks, says, strict=True))
+    assert says[0].startswith("dlrm_default: V100 reaches 323,000 samples/s at batch 2,048;")
     assert said["Does it fit?"].startswith("Batch 2,048 does not fit the P100.")
     assert said["What makes it faster?"].startswith("tf32:  steptime advise gpu=V100")
     assert "p10 to p90 is at most −10 % to +20 % of a step" in said["How sure?"]
-    assert "a tie" not in head and head.count("<li>") == len(re.findall(r"<li><i style", head))
-
-
-def test_the_page_answers_first_and_says_last_how_it_was_computed(report: Path) -> None:
-    text = report.read_text(encoding="utf-8")
-    order = [
-        text.index(mark)
-        for mark in ('class="brief"', 'id="explore"', "<h2>Steps</h2>", 'id="rules"')
-    ]
-    assert order == sorted(order)
 
 
 def test_the_steps_are_a_table_with_memory_throughput_and_bound(report: Path) -> None:
@@ -140,12 +110,8 @@ def test_every_figure_has_its_caption_below_it_in_the_order_of_the_parts(report:
     assert shown == drawn and len(drawn) >= 6
     assert len(re.findall(r"<figcaption><p>\w", text)) == len(shown)
     headings = re.findall(r"<h2>([^<]+)</h2>", text)
-    assert headings == [
-        "Compare",
-        *(name for name in CATEGORIES if name in headings),
-        "Timeline",
-        "How it was computed",
-    ]
+    parts = [name for name in CATEGORIES if name in headings]
+    assert headings == ["Compare", *parts, "Timeline", "How it was computed"]
 
 
 def test_figures_are_there_for_wide_and_for_narrow_screens(report: Path) -> None:
@@ -177,19 +143,11 @@ def test_the_answers_of_one_point_are_its_own(artifacts: Artifacts) -> None:
     assert sure.says.startswith("It is good (glossary: how sure); p10 to p90 is at most −10 % to")
 
 
-def test_the_brief_says_how_many_gpus_a_point_has() -> None:
-    several = ["gpu=V100", "model=dlrm_small", "model.embedding=dense", "devices=2"]
-    fastest, *_, faster, _ = brief([engine().predict_one(ask(several)).whole()], [30 << 30])
-    assert fastest.says.startswith("2 x V100 reaches") and fastest.bars[0][0].startswith("2 x V100")
-    assert "2 x V100" in faster.says
-
-
 def test_a_timeline_has_the_name_of_its_point() -> None:
     assert (
         point_name("results/V100/dlrm_default/default/b512/timeline.html")
         == "dlrm_default on V100, batch 512"
     )
-    assert point_name("r/T4/m/dtype-fp16/b8/timeline.html") == "m on T4, batch 8, dtype-fp16"
 
 
 @pytest.mark.nightly

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from pipeline.families import COLOURS, FAMILIES, family_colour
@@ -13,10 +11,8 @@ from pipeline.palette import (
     MEASURED,
     OTHER,
     luminance,
-    series_colours,
     text_on,
 )
-from pipeline.simulate.timeline_page import TEMPLATE, page_data
 
 NEIGHBOURS = (
     ("gemm", "bmm"), ("conv2d_forward", "conv2d_backward_data"),
@@ -55,29 +51,3 @@ def test_pairs_are_told_apart_in_grey() -> None:
 def test_text_on_a_colour_is_readable(colour: str) -> None:
     text = {"white": "#FFFFFF", "black": "#000000"}[text_on(colour)]
     assert contrast(text, colour) >= 4.5, "the level AA of WCAG 2"
-
-
-def test_series_keep_their_colours_whatever_follows() -> None:
-    few, many = (
-        series_colours(["V100", "T4", "V100"]),
-        series_colours(["V100", "T4", *map(str, range(20))]),
-    )
-    assert list(few) == ["V100", "T4"]
-    assert all(many[name] == colour for name, colour in few.items())
-    for one, two in itertools.pairwise(list(many.values())):
-        assert one != two
-
-
-def test_the_timeline_has_the_colours_of_the_figures() -> None:
-    kernel = {
-        "ph": "X",
-        "cat": "kernel",
-        "name": "gemm:linear",
-        "pid": 1,
-        "tid": 1,
-        "ts": 0.0,
-        "dur": 2.0,
-        "args": {},
-    }
-    assert page_data([kernel], "a step")["families"] == {"gemm": COLOURS["gemm"]}
-    assert "data.families[name]" in TEMPLATE.read_text(encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from pipeline.errors import ConfigError, InputError
@@ -16,10 +15,8 @@ from pipeline.prices import (
     price_list,
     price_notes,
     prices_of,
-    with_prices,
 )
 from pipeline.question.question import ask
-from pipeline.show.comparison import Comparison
 from pipeline.show.comparison_columns import Order, best_first
 from tests.predictions import predicted
 
@@ -46,20 +43,6 @@ def test_a_price_has_its_date_and_the_name_of_its_gpu(tmp_path: Path) -> None:
         price_list(tmp_path / "absent.yaml")
 
 
-def test_samples_per_money_are_throughput_over_price(tmp_path: Path) -> None:
-    file = listed(tmp_path, "gpu: T4, per_hour: 3.6")
-    table = with_prices(
-        pd.DataFrame({"gpu": ["T4", "V100"], "samples_per_s": [100.0, 100.0]}), file
-    )
-    assert table["cost_per_million"].iloc[0] == pytest.approx(10.0)
-    assert table["samples_per_dollar"].iloc[0] == pytest.approx(1e5)
-    assert (
-        table.iloc[1][["price_per_hour", "currency", "samples_per_dollar", "cost_per_million"]]
-        .isna()
-        .all()
-    )
-
-
 def test_every_shipped_price_says_where_it_is_from() -> None:
     prices = price_list(config_dir() / "prices.yaml").values()
     assert {"P100", "T4", "H100", "H200", "B200", "L40", "A10G", "RTX4090"} <= {
@@ -84,9 +67,6 @@ def test_own_prices_come_before_the_shipped_ones_of_their_currency(
     assert hourly("T4", "P100") == {"T4": 8.0, "P100": shipped["P100"]}
     monkeypatch.setenv("STEPTIME_PRICES", "none")
     assert hourly("T4") == {}
-    monkeypatch.setenv("STEPTIME_PRICES", "absent.yaml")
-    with pytest.raises(ConfigError, match=r"absent.yaml: no such price list"):
-        prices_of(["T4"])
 
 
 def test_a_card_has_the_same_price_in_any_company_and_its_own() -> None:
@@ -111,13 +91,6 @@ def test_a_price_on_the_command_line_changes_the_cost_alone() -> None:
     )
 
 
-def test_text_and_facts_of_a_comparison_have_the_same_prices() -> None:
-    points = [predicted(1e3, gpu=gpu) for gpu in ("P100", "V100-SXM2-16GB")]
-    text = str(Comparison(points))
-    for p in points:
-        assert f"{p.gpu} {p.as_dict()['price_per_hour']:.4g}" in text
-
-
 def test_hours_and_cost_of_the_users_work_follow_the_interval() -> None:
     work = ask(["gpu=T4", "model=resnet50", "samples=1.2M", "epochs=3"]).work
     p = predicted(1e6, gpu="T4", batch_size=100, p10_us=9e5, p90_us=1.2e6, work=work, own_price=2.0)
@@ -128,9 +101,8 @@ def test_hours_and_cost_of_the_users_work_follow_the_interval() -> None:
     rows = dict(p.rows())
     assert rows["your work"] == "3 epochs of 1.2M samples"
     assert rows["  cost"] == "20.00 USD   (p10-p90: 18.00 to 24.00 USD)"
-    assert dict(predicted(1e6, asked={"seq_len": "512"}, batch_size=8).rows())[
-        "throughput"
-    ].endswith("(4.1k tokens/s, sequences of 512)")
+    of_text = predicted(1e6, asked={"seq_len": "512"}, batch_size=8)
+    assert "(4.1k tokens/s, sequences of 512)" in dict(of_text.rows())["throughput"]
     tokens = ask(["gpu=T4", "model=resnet50", "tokens=3B"]).work
     with pytest.raises(InputError, match="no sequences of tokens; give samples"):
         predicted(1e6, gpu="T4", work=tokens).rows()
@@ -162,39 +134,24 @@ def test_prices_of_one_comparison_have_one_currency(tmp_path: Path) -> None:
         one_currency(prices_of(["T4", "V100"], file).values())
 
 
-ENTRY = "{gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}"
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         (GOOD.replace("1.5", ".nan"), "Expected `float` > 0"),
-        (GOOD.replace("1.5", ".inf"), "Expected `float` <= 1000000"),
-        (GOOD.replace("1.5", "true"), "got `bool` - at `$.per_hour`"),
-        (GOOD.replace("1.5", "0"), "Expected `float` > 0"),
         (GOOD.replace("1.5", "-2"), "entry 1: Expected `float` > 0"),
         (
             "prices:\n  - {gpu: A100, per_hour: 1.5}\n",
             "entry 1: Object missing required field `date`",
         ),
         (GOOD.replace("A100", "A1000"), "entry 1: unknown GPU 'A1000'"),
-        (GOOD.replace("1.5", "1,50"), "Expected `str` - at `key`"),
         (
-            GOOD + f"  - {ENTRY.replace('A100', 'A100-PCIE-40GB')}\n",
+            GOOD + GOOD.partition("prices:\n")[2].replace("A100", "A100-PCIE-40GB"),
             "entry 2: A100-PCIE-40GB has a price already",
         ),
         (GOOD.replace("per_hour: 1.5", "per_hour: 1.5, per_hour: 2"), "'per_hour' is given twice"),
-        (GOOD.replace("2026-01-15", "yesterday"), "date - at `$.date`"),
-        (GOOD.replace("2026-01-15", "20260115"), "Expected `date`, got `int`"),
         (GOOD.replace("2026-01-15", "2999-01-01"), "2999-01-01 is in the future"),
         (GOOD.replace("currency", "curency"), "unknown field `curency`"),
-        (GOOD.replace("EUR", "[EUR]"), "got `array` - at `$.currency`"),
         (GOOD.replace("currency: EUR\n", ""), "entry 1: no currency"),
-        (
-            GOOD.replace("per_hour", "scope: node, per_hour"),
-            "Invalid enum value 'node' - at `$.scope`",
-        ),
-        (GOOD.replace("per_hour", "stands_for: V100, per_hour"), "unknown field `stands_for`"),
     ],
 )
 def test_a_price_that_cannot_be_meant_is_refused_by_its_entry(

@@ -43,11 +43,7 @@ def test_the_parts_of_a_step_are_its_bars() -> None:
     assert " ".join(figure.axes[0].get_title(loc="left").split()) == (
         "m on V100, batch 64 (dtype=fp16): 10.0 ms, host-bound, the device idles 40% of it"
     )
-    names, texts = (
-        [text.get_text() for text in found]
-        for found in (figure.axes[0].get_yticklabels(), figure.axes[0].texts)
-    )
-    assert names == ["step", "gemm", "concat", "idle", "host"], "a name stands beside its bar"
+    texts = [text.get_text() for text in figure.axes[0].texts]
     assert texts == ["10.0 ms", "4.00 ms, 40 %", "2.00 ms, 20 %", "4.00 ms, 40 %", "9.00 ms"]
     (interval,) = (box for box in figure.axes[0].containers if isinstance(box, ErrorbarContainer))
     ends = interval.lines[2][0].get_segments()[0][:, 0]
@@ -66,18 +62,11 @@ def test_overlapping_kernels_and_small_families_still_add_up_to_the_step() -> No
 
 def test_a_comparison_is_a_table_a_figure_and_a_best() -> None:
     grid = compare(gpu="V100,T4", model="dlrm_small", batch_size="64,128")
-    assert grid.table[["gpu", "batch_size"]].values.tolist() == [
-        ["V100", 64],
-        ["V100", 128],
-        ["T4", 64],
-        ["T4", 128],
-    ]
+    assert grid.table["gpu"].tolist() == ["V100", "V100", "T4", "T4"]
+    assert grid.table["batch_size"].tolist() == [64, 128, 64, 128]
     assert {"families_us.gemm", "samples_per_dollar", "unpredicted"} <= set(grid.table)
-    best = grid.table.loc[grid.table["samples_per_s"].idxmax()]
-    assert (grid.best["dlrm_small"].gpu, grid.best["dlrm_small"].batch_size) == (
-        best["gpu"],
-        best["batch_size"],
-    )
+    best = grid.best["dlrm_small"]
+    assert best.samples_per_s == grid.table["samples_per_s"].max()
     figure = grid.plot()
     bars_of = [[bar.get_width() for bar in axes.patches] for axes in figure.axes]
     drawn = sorted(
@@ -89,22 +78,17 @@ def test_a_comparison_is_a_table_a_figure_and_a_best() -> None:
     assert "V100" in grid._repr_html_()
 
 
-def test_a_point_that_cannot_be_predicted_is_a_row_with_its_reason() -> None:
+def test_a_point_that_cannot_be_predicted_is_a_row_with_its_reason_and_alone_an_error() -> None:
     with pytest.warns(SteptimeWarning, match="V100 has no bf16"):
         grid = compare(gpu="V100,P100", model="dlrm_small", batch_size=64, model__dtype="bf16")
     lost = grid.table.set_index("gpu")["unpredicted"]
-    assert (
-        lost["P100"] and "bf16" in lost["P100"] and len(grid.predictions) == int(lost.isna().sum())
-    )
-
-
-def test_a_comparison_without_any_prediction_raises_its_error() -> None:
+    assert "bf16" in lost["P100"] and len(grid.predictions) == int(lost.isna().sum()) == 1
     with pytest.raises(SteptimeError, match="bf16"):
         compare(gpu="P100,P4", model="dlrm_small", batch_size=64, model__dtype="bf16")
 
 
-@pytest.mark.parametrize("name", ["m", "a_model_with_a_very_long_name_" * 3])
-def test_no_text_of_a_plot_overlaps_another_or_leaves_it(name: str) -> None:
+def test_no_text_of_a_plot_overlaps_another_or_leaves_it() -> None:
+    name = "a_model_with_a_very_long_name_" * 3
     families = {f"embedding_backward_{number}": 1_000.0 * (10 - number) for number in range(10)}
     steps = [
         dataclasses.replace(STEP, model=name, families_us=families, batch_size=64 * 4**place)

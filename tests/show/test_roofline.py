@@ -11,7 +11,6 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from pipeline.errors import InputError
-from pipeline.paths import check_file
 from pipeline.prediction import Prediction
 from pipeline.prediction_parts import Arithmetic
 from pipeline.show.figures.board import NARROW, headline_of, save_as
@@ -99,14 +98,8 @@ def test_area_is_time() -> None:
     assert np.array(areas) / areas[0] == pytest.approx([1, 100 / 200, 50 / 200])
 
 
-@pytest.mark.parametrize(
-    "gpu, model", [("V100", "dlrm_default"), ("A100", "resnet50"), ("H100", "dcgan")]
-)
-def test_texts_do_not_overlap(gpu: str, model: str) -> None:
-    assert problems(predict(gpu, model).plot("roofline")) == []
-
-
-def test_a_phone_shows_it_too() -> None:
+def test_texts_do_not_overlap_on_a_phone_either() -> None:
+    assert problems(predict("V100", "dlrm_default").plot("roofline")) == []
     assert problems(draw_roofline(step(), NARROW)) == []
 
 
@@ -117,8 +110,6 @@ def test_the_same_step_gives_the_same_file_and_other_predictions_say_why_not(
         (tmp_path / name).mkdir()
         save_as(draw_roofline(step()), tmp_path / name / "roofline.svg")
     assert (tmp_path / "a/roofline.svg").read_bytes() == (tmp_path / "b/roofline.svg").read_bytes()
-    with pytest.raises(InputError, match=r"--roofline"):
-        check_file(tmp_path / "roofline.pdf", "--roofline")
     (back,) = predictions_of(summary_row(step()))
     with pytest.raises(InputError, match="roofline: the step was traced, read from a table"):
         back.plot("roofline")

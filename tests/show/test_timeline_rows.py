@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 
-from pipeline.simulate import measured_rows
 from pipeline.simulate import timeline_events as predicted_rows
 from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.replay import replay
-from pipeline.simulate.step_rows import EARLIER, PID, idle_slices
+from pipeline.simulate.step_rows import EARLIER, idle_slices
 from pipeline.simulate.timeline_events import timeline_events
 from tests.show.timelines import Event, Step, slices
 from tests.simulate.programs import program
 from tests.simulate.programs import row as action
-from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 
 
 def test_modules_lie_above_the_kernels_each_inside_the_one_that_holds_it(
@@ -26,26 +20,12 @@ def test_modules_lie_above_the_kernels_each_inside_the_one_that_holds_it(
     assert {(e["pid"], e["tid"]) for e in modules} == {
         (predicted_rows.DEVICE_PID, predicted_rows.MODULES)
     }
-    assert min(step.timeline.program.streams) > predicted_rows.MODULES, (
-        "rows are in the order of their ids"
-    )
     names = [e["name"] for e in modules]
-    assert names.count("Dlrm") == 2 and {
-        "Dlrm.bottom",
-        "Dlrm.top",
-        "inputs",
-        "loss",
-        "optimizer",
-    } <= set(names)
-    for event in modules:
-        path, begin, end = event["name"], event["ts"], event["ts"] + event["dur"]
-        if "." in path:
-            above = [
-                e
-                for e in modules
-                if e["name"] == path.rpartition(".")[0] and e["args"] == event["args"]
-            ]
-            assert any(e["ts"] <= begin and end <= e["ts"] + e["dur"] + 1e-6 for e in above), path
+    assert names.count("Dlrm") == 2 and {"Dlrm.bottom", "inputs", "loss", "optimizer"} <= {*names}
+    for event in (e for e in modules if "." in e["name"]):
+        begin, end = event["ts"], event["ts"] + event["dur"]
+        above = [e for e in modules if e["name"] == event["name"].rpartition(".")[0]]
+        assert any(e["ts"] <= begin and end <= e["ts"] + e["dur"] + 1e-6 for e in above), event
     inside = [
         e
         for e in slices(events, lambda e: e["cat"] == "kernel")
@@ -87,34 +67,3 @@ def test_a_replay_draws_the_measured_step_and_the_difference_below_the_predicted
         8.0,
     )
     assert rows["difference"] == ("predicted 25.00% too short", 106.0, 2.0)
-    order = [e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == PID]
-    assert order[:3] == ["step", "measured step", "difference"]
-
-
-def test_measured_rows_lie_below_the_predicted_ones_of_their_kind(tmp_path: Path) -> None:
-    events = [
-        annotation("ProfilerStep#0", 0, 190),
-        op("aten::mm", 1, 10),
-        launch(3, 4, 1),
-        kernel("gemm", 5, 18, 1),
-    ]
-    replay(write(tmp_path, events), timeline=tmp_path / "timeline.json")
-    trace = json.loads((tmp_path / "timeline.json").read_text())
-    order = {
-        e["pid"]: e["args"]["sort_index"]
-        for e in trace["traceEvents"]
-        if e["name"] == "process_sort_index"
-    }
-    names = {
-        e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"
-    }
-    assert [names[pid] for pid in sorted(order, key=order.__getitem__)] == [
-        "predicted step",
-        "predicted host",
-        measured_rows.HOST,
-        "predicted GPU",
-        measured_rows.DEVICE,
-    ]
-    assert not slices(trace["traceEvents"], lambda e: e["cat"] == "module"), (
-        "a trace has no modules"
-    )

@@ -33,18 +33,8 @@ def make_step(config, batch_size, device):
 def snakemake(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the project's Snakefile with artifacts under `folder`, public data switched off."""
     environment = {**os.environ, "STEPTIME_DATASETS": "none"}
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        "--snakefile",
-        str(ROOT / "Snakefile"),
-        "--directory",
-        str(folder),
-        "--cores",
-        "2",
-        *arguments,
-    ]
+    places = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
+    command = [sys.executable, "-m", "snakemake", *places, "--cores", "2", *arguments]
     return subprocess.run(
         command,
         cwd=ROOT,
@@ -81,7 +71,6 @@ def test_every_stage_leaves_its_artifact(finished: Path) -> None:
     ):
         table = read_table(path, path.stem)
         assert len(table) == 1 if path.stem == "summary" else len(table) > 50
-        assert read_provenance(path)["steptime"]
     predicted = summary_of(finished)
     events = json.loads(gzip.decompress((point / "timeline.json.gz").read_bytes()))["traceEvents"]
     ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
@@ -95,7 +84,7 @@ def test_every_table_says_what_made_it(finished: Path) -> None:
     assert len(tables) == 6  # graph, calls, prediction, its summary, the grid's, overheads
     for path in tables:
         made = read_provenance(path)
-        assert {"commit", "inputs", "versions"} <= set(made), path
+        assert {"commit", "inputs", "versions", "steptime"} <= set(made), path
         assert made["inputs"] or path.name == "graph.parquet"  # which is captured, not read
         assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
 
@@ -126,13 +115,8 @@ def test_accuracy_tables_and_the_report_are_written(finished: Path) -> None:
 
 def test_an_edit_to_the_users_own_module_makes_the_graph_anew(tmp_path: Path) -> None:
     (tmp_path / "my_module.py").write_text(MY_MODULE)
-    point = [
-        "--config",
-        "gpu=V100",
-        "model=custom",
-        "batch_size=64",
-        "overrides=model.target=my_module:make_step",
-    ]
+    point = ["--config", "gpu=V100", "model=custom", "batch_size=64"]
+    point.append("overrides=model.target=my_module:make_step")
     run = snakemake("--until", "map_calls", *point, folder=tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
     again = snakemake("--dry-run", "--until", "map_calls", *point, folder=tmp_path)
@@ -150,19 +134,16 @@ def test_a_corrupt_artifact_stops_the_run_with_one_line(finished: Path, tmp_path
     calls.write_bytes(calls.read_bytes()[:500])
     run = snakemake("--config", *POINT, "--rerun-triggers", "mtime", folder=folder)
     assert run.returncode != 0
-    lines = [line for line in run.stderr.splitlines() if line.startswith("steptime: ")]
-    assert len(lines) == 1
-    assert "calls.parquet" in lines[0]
-    assert "delete the file to rebuild it" in lines[0]
-    assert lines[0] in run.stderr.splitlines()[-6:], "below what Snakemake says of it"
+    (line,) = (line for line in run.stderr.splitlines() if line.startswith("steptime: "))
+    assert "calls.parquet" in line and "delete the file to rebuild it" in line
+    assert line in run.stderr.splitlines()[-6:], "below what Snakemake says of it"
 
 
 def test_a_bad_value_is_one_line_before_anything_runs(tmp_path: Path) -> None:
     run = snakemake("--config", "gpu=V1000", folder=tmp_path)
     assert run.returncode == 2
-    lines = [line for line in run.stderr.splitlines() if line.startswith("steptime: ")]
-    assert len(lines) == 1
-    assert "V100" in lines[0]
+    (line,) = (line for line in run.stderr.splitlines() if line.startswith("steptime: "))
+    assert "V100" in line
     assert not (tmp_path / "results").exists()
 
 
@@ -170,7 +151,6 @@ def test_a_grid_expands_in_a_dry_run(tmp_path: Path) -> None:
     grid = ["gpu=V100,P100", "model=dlrm_default,dlrm_ddp", "batch_size=512,2048"]
     run = snakemake("-n", "--config", *grid, folder=tmp_path)
     assert run.returncode == 0, run.stderr[-2000:]
-    assert sum(line.startswith("predict ") for line in (run.stdout + run.stderr).splitlines()) >= 1
     jobs = [line.split() for line in (run.stdout + run.stderr).splitlines()]
     assert ["predict", "8"] in jobs, "one of each point"
     assert ["capture_graph", "4"] in jobs, "GPUs share the graph of a workload"
