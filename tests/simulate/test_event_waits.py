@@ -98,3 +98,29 @@ def test_a_kernel_that_waits_for_another_stream_says_nothing_of_launches(tmp_pat
     result = replay(write(tmp_path, events)).as_dict()
     assert result["overheads"]["launch_latency"]["mean_us"] == 6
     assert result["error"] == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_stream_waits_for_all_events_that_it_was_told_and_once(tmp_path: Path) -> None:
+    # main  L0(s7) record L1(s9) record wait(s8) wait(s8) L2(s8) L3(s8)
+    # s8    [k2][k3]     k2 awaits k0 and k1, k3 nothing
+    events = [op("aten::mm", 0, 40)]
+    for i, stream in enumerate((7, 9)):
+        events += [
+            launch(1 + 4 * i, 2 + 4 * i, 1 + i),
+            kernel(f"k{i}", 6 + i, 10 + i, 1 + i, stream=stream),
+            api("cudaEventRecord", 3 + 4 * i, 4 + 4 * i, 3 + i),
+            api("cudaStreamWaitEvent", 9 + 2 * i, 10 + 2 * i, 5 + i),
+            wait(5 + i, 9 + 2 * i, 3 + i, stream, 8),
+            launch(14 + 2 * i, 15 + 2 * i, 7 + i),
+            kernel(f"k{2 + i}", 20 + 10 * i, 25 + 10 * i, 7 + i, stream=8),
+        ]
+    source = TraceSelection.of(load_trace(write(tmp_path, events)))
+    _, waits = learn([source])
+    iteration = source.chosen[0]
+    names = source.act.trace.names[source.act.call_event[iteration.calls]]
+    edges = waits.edges(source.act, source.keys, iteration)
+    assert {names[k]: {names[c] for c in calls} for k, calls in edges.items()} == {
+        "k2": {"k0", "k1"}
+    }
+    seen = waits.learn(source.act, source.keys, [iteration]).seen
+    assert list(seen.values()) == [2, 2], "of a wait in ten steps, one late start says little"

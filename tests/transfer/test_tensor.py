@@ -153,3 +153,8 @@ def test_the_shipped_model_says_how_far_off_left_out_chips_are(model: Utilisatio
     assert set(left.index) == set(model.provenance["gpus"]) == set(aiconfigurator.TABLES)
     assert left["gmae"].mean() < 0.12 and left["mape"].mean() < 0.18
     assert 0.75 < left["coverage"].mean() < 0.88
+
+
+def test_an_operand_of_which_nothing_is_said_is_stored_as_a_linear_layers_weight() -> None:
+    """Transposed: its rows are as long as the sum, 4,095, which slows a product whose other rows are aligned."""
+    assert misaligned(products((4096, 4095, 4096)).assign(trans_a=1.0)).all()
