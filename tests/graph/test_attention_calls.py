@@ -65,6 +65,6 @@ def test_a_call_can_be_measured_by_itself_and_weighs_what_the_formula_says(kind)
     if case.prepare is not None:
         case.prepare()
     case.run()
-    table = pd.DataFrame([call, {**call, "attributes": None}])
+    table = pd.DataFrame([{**call}, {**call, "attributes": None}])
     formula = work_of("attention", table, own_columns=False).flops
     assert list(formula) == [call["flops"], 2 * call["flops"]]

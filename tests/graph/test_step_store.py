@@ -106,9 +106,11 @@ def test_the_key_follows_what_a_graph_depends_on(
     keys = [graph_key(own, 8), graph_key(own, 16), graph_key({**own, "seq_len": 3}, 8)]
     Path("parts.py").write_text("WIDTH = 4\n")
     keys.append(graph_key(own, 8))
+    step_store._version.cache_clear()
+    keys.append(graph_key(model(), 8))
     monkeypatch.setattr(step_store, "_version", lambda package: "another")
-    keys.append(graph_key(own, 8))
-    assert len(set(keys)) == 5
+    keys.append(graph_key(model(), 8))
+    assert len(set(keys)) == 6
 
 
 @pytest.mark.parametrize("kept", [0, -9])
@@ -178,16 +180,16 @@ def test_the_entries_that_were_not_used_for_longest_give_way(
 
 def test_processes_that_ask_at_once_agree(folder: Path) -> None:
     source = (
-        "from pipeline.graph.step_store import captured; from pipeline.question.question import"
-        f" expand; print(hash(captured(expand({TINY!r})[0].section('model'), 8).table.to_csv()))"
+        "from pipeline.graph import step_store as store; from pipeline.question.question import"
+        " expand; store._may_have_line = lambda config: False;"
+        f" print(hash(store.captured(expand({TINY!r})[0].section('model'), 8).table.to_csv()))"
     )
     with ThreadPoolExecutor(2) as pool:
         env = {**os.environ, "PYTHONHASHSEED": "0"}
         found = {each.stdout for each in pool.map(lambda _: python(source, env=env), range(2))}
     assert len(found) == 1 and found != {""}
     suffixes = [path.suffix for path in folder.rglob("*") if path.is_file()]
-    assert suffixes.count(".parquet") == 3  # a graph, and those at the ends of its line
-    assert set(suffixes) <= {".parquet", ".json"}
+    assert suffixes.count(".parquet") == 1 and set(suffixes) <= {".parquet", ".json"}
 
 
 def test_a_flipped_bit_of_the_cache_changes_no_prediction(folder: Path) -> None:
