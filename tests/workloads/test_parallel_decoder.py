@@ -230,7 +230,9 @@ def test_what_does_not_divide_is_refused_in_one_line(given: str, says: str) -> N
 
 def test_any_model_has_micro_batches() -> None:
     one, four = (
-        next(Engine().predict([ask(["gpu=A100", "model=resnet50", *more])], with_interval=False)).whole()
+        next(
+            Engine().predict([ask(["gpu=A100", "model=resnet50", *more])], with_interval=False)
+        ).whole()
         for more in ([], ["parallel.micro_batches=4"])
     )
     assert four.global_batch == 4 * one.global_batch
