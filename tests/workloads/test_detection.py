@@ -14,7 +14,7 @@ from pipeline.errors import InputError, SteptimeWarning
 from pipeline.graph.opmap import Rule
 from pipeline.graph.sizes import SIZES
 from pipeline.graph.table import Node, Tensor
-from steptime import Step, predict
+from steptime import predict
 
 detectors = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="needs torchvision"
@@ -35,27 +35,6 @@ def detector(name: str, **options: Any) -> Any:
     return make
 
 
-def batch(size: int) -> Any:
-    side = {
-        "boxes": torch.rand(8, 4),
-        "labels": torch.ones(8, dtype=torch.long),
-        "masks": torch.zeros(8, 128, 128),
-    }
-    return [torch.rand(3, 128, 128) for _ in range(size)], [dict(side) for _ in range(size)]
-
-
-def predicted(name: str, mode: str = "train", picked: float | None = 0.25) -> Any:
-    given = batch if mode == "train" else lambda size: (batch(size)[0],)
-    return predict(
-        "V100",
-        model=detector(name),
-        batch=given,
-        batch_size=2,
-        model__picked=picked,
-        model__mode=mode,
-    )
-
-
 NAMES = (
     "fasterrcnn_resnet50_fpn",
     "maskrcnn_resnet50_fpn",
@@ -64,23 +43,43 @@ NAMES = (
     "ssd300_vgg16",
 )
 
-AT_NIGHT = ("fasterrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "fcos_resnet50_fpn")
-"""Their training is tried by `make nightly`, their inference always; Mask R-CNN trains all that Faster R-CNN does."""
+
+def batch(size: int) -> Any:
+    boxes, labels = torch.rand(8, 4), torch.ones(8, dtype=torch.long)
+    side = {"boxes": boxes, "labels": labels, "masks": torch.zeros(8, 128, 128)}
+    return [torch.rand(3, 128, 128) for _ in range(size)], [dict(side) for _ in range(size)]
+
+
+def predicted(name: str, mode: str = "train", picked: float | None = 0.25) -> Any:
+    given = batch(2) if mode == "train" else batch(2)[:1]
+    options = {"model__picked": picked, "model__mode": mode}
+    return predict("V100", model=detector(name), batch=given, batch_size=2, **options)
+
+
+@detectors
+def test_faster_rcnn_trains_on_as_many_proposals_as_it_says() -> None:
+    """An image has 3 x (32² + 16² + 8² + 4² + 2²) anchors, of which at most 2,000 a level go on: 3,020. A quarter stays, and eight
+    boxes of the target join them; of these 763, 512 are sampled. The box head multiplies them by 256 x 7 x 7 features.
+    """
+    for picked, sampled in ((0.25, 512), (0.1, 310)):
+        p = predicted("fasterrcnn_resnet50_fpn", picked=picked)
+        heads = p.calls.query("family == 'gemm' and phase == 'forward' and N == 12544")
+        assert list(heads["M"]) == [2 * sampled]
 
 
 @detectors
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.nightly] * (name in AT_NIGHT)) for name in NAMES],
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name[0] in "rf")) for name in NAMES],
 )
 def test_a_detector_trains_and_every_operator_has_a_model(name: str) -> None:
+    """Faster R-CNN trains above, and as a part of Mask R-CNN."""
     p = predicted(name)
     assert p.lower_bound == () and {"forward", "backward", "optimizer"} <= set(p.calls["phase"])
     align = p.calls["name"].str.contains("RoiAlign").sum()
     levels = 0 if "rcnn" not in name else 4 * (2 if "mask" in name else 1)
-    assert (align > 0) == (levels > 0) and align >= 2 * levels, (
-        "forward and backward of each level of the pyramid"
-    )
+    assert (align > 0) == (levels > 0)
+    assert align >= 2 * levels, "forward and backward of each level of the pyramid"
 
 
 @detectors
@@ -92,38 +91,12 @@ def test_a_detector_infers_and_suppresses_boxes(name: str) -> None:
 
 @detectors
 def test_the_inference_of_mask_rcnn_leaves_out_what_depends_on_the_size_of_each_box() -> None:
-    options = {
-        "model__name": "maskrcnn_resnet50_fpn",
-        "model__mode": "inference",
-        "model__picked": 0.1,
-        "model__image_size": 256,
-    }
-    with pytest.warns(
-        SteptimeWarning,
-        match="pasting them into the image is missing, so the time is a lower bound",
-    ):
+    words = ["mode=inference", "picked=0.1", "image_size=256", "name=maskrcnn_resnet50_fpn"]
+    options = dict(f"model__{word}".split("=") for word in words)
+    said = "pasting them into the image is missing, so the time is a lower bound"
+    with pytest.warns(SteptimeWarning, match=said):
         p = predict("V100", "torchvision", batch_size=2, **options)
     assert (p.calls["name"] == "aten::sigmoid").any()
-
-
-@detectors
-def test_faster_rcnn_samples_as_many_proposals_as_it_says() -> None:
-    """An image has 3 x (32² + 16² + 8² + 4² + 2²) anchors, of which at most 2,000 a level go on: 3,020. A quarter stays, and eight
-    boxes of the target join them; of these 763, 512 are sampled. The box head multiplies them by 256 x 7 x 7 features.
-    """
-    for picked, sampled in ((0.25, 512), (0.1, 310)):
-        graph_calls = _calls("fasterrcnn_resnet50_fpn", picked)
-        heads = graph_calls.query("family == 'gemm' and phase == 'forward' and N == 12544")
-        assert list(heads["M"]) == [2 * sampled]
-
-
-def _calls(name: str, picked: float) -> Any:
-    from pipeline.answers.engine import STEPS
-    from pipeline.workloads.user_steps import questions_about
-
-    options = {"batch": batch, "batch_size": 2, "model__picked": picked}
-    with questions_about("V100", detector(name), options) as (question,):
-        return STEPS.calls(question)
 
 
 @detectors
@@ -136,42 +109,29 @@ def test_without_a_share_it_is_asked_for(name: str, mode: str) -> None:
 
 
 def test_the_number_of_true_values_may_be_read_and_compared_where_their_share_is_given() -> None:
-    seen = []
+    seen = set()
 
-    def make_step(config: Any, batch_size: int, device: str) -> Step:
-        layer = nn.Linear(8, 8, device=device)
+    def loss(y: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        true = y > 0
+        seen.add((true.sum().item(), bool(true.sum() > 3), bool(true.sum() > 1000)))
+        return y.sum() / max(1, true.sum())  # type: ignore[call-overload, no-any-return]
 
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            true = layer(x) > 0
-            seen.append((true.sum().item(), bool(true.sum() > 3), bool(true.sum() > 1000)))
-            return layer(x).sum() / max(1, true.sum())  # type: ignore[call-overload, no-any-return]
-
-        return Step([layer], [(torch.rand(batch_size, 8),)], forward, None, device, config)
-
-    predict("V100", step=make_step, batch_size=16, model__picked=0.25)
-    assert set(seen) == {(32, True, False)}
+    given: Any = {"model": nn.Linear(8, 8), "batch": (torch.rand(16, 8),) * 2, "loss": loss}
+    predict("V100", **given, model__picked=0.25)
+    assert seen == {(32, True, False)}
     with pytest.raises(InputError, match=r"item\(\) cannot be called"):
-        predict("V100", step=make_step, batch_size=16)
+        predict("V100", **given)
 
 
 def test_the_kernels_of_nms_and_roi_align_by_hand() -> None:
-    boxes = Tensor((1000, 4), "fp32")
-    node = Node(
-        0,
-        -1,
-        "torchvision::nms",
-        inputs=(boxes, Tensor((1000,), "fp32")),
-        outputs=(Tensor((250,), "int64"),),
-    )
-    works = SIZES["nms"](node, Rule("index", "index_select", "nms"))
-    assert (
-        works is not None
-        and sum(work.written for work in works if work.op == "compare") == 1000 * 16 * 8 / 2 + 1000
-    )
+    boxes, scores = Tensor((1000, 4), "fp32"), Tensor((1000,), "fp32")
+    kept = Tensor((250,), "int64")
+    node = Node(0, "torchvision::nms", inputs=(boxes, scores), outputs=(kept,))
+    works = SIZES["nms"](node, Rule("index", "index_select", "nms")) or ()
+    assert sum(w.written for w in works if w.op == "compare") == 1000 * 16 * 8 / 2 + 1000
     assert sum(work.blocking for work in works) == 1, "the host reads how many are kept"
-    image = Tensor((2, 256, 50, 50), "fp32")
-    rois = Tensor((64, 5), "fp32")
+    image, rois = Tensor((2, 256, 50, 50), "fp32"), Tensor((64, 5), "fp32")
     pooled = Tensor((64, 256, 7, 7), "fp32")
-    node = Node(0, -1, "torchvision::roi_align", inputs=(image, rois), outputs=(pooled,))
-    (work,) = SIZES["roi_align"](node, Rule("index", "grid_sampler", "roi_align"))
+    node = Node(0, "torchvision::roi_align", inputs=(image, rois), outputs=(pooled,))
+    (work,) = SIZES["roi_align"](node, Rule("index", "grid_sampler", "roi_align")) or ()
     assert work.read == image.bytes + rois.bytes and work.written == pooled.bytes
