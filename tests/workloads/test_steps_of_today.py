@@ -160,7 +160,7 @@ on_cuda = applied(lambda model, x: model(x) if torch.cuda.CUDAGraph().capture_be
 flexible = applied(attended)
 gradient = applied(lambda model, x: torch.func.grad(lambda y: model(y).sum())(x))
 distinct = applied(lambda model, x: model(x) + torch.unique(x).sum())
-reading, choosing, own_optimizer = by(read), by(policy), by(optimized)
+reading, choosing = by(read), by(policy)
 matrices = by(optimized, lambda: nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)))
 """
 
