@@ -13,11 +13,11 @@ from torch import nn
 
 from pipeline import workloads
 from pipeline.graph import step_store
-from pipeline.graph.batch_line import LOW, GraphLine, NotOnALineError, same_at_any_batch
+from pipeline.graph.batch_line import LOW, same_at_any_batch
 from pipeline.graph.capture import capture
 from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.step_store import StepStore, captured
-from pipeline.graph.table import Graph, Node, Tensor, write_nodes
+from pipeline.graph.table import Graph
 from pipeline.question.compose import choices
 from pipeline.question.options import FREE_OPTIONS
 from pipeline.question.question import expand
@@ -186,22 +186,6 @@ def test_what_depends_on_the_batch_size_otherwise_is_found(
     del captures[:]
     assert same(captured(config, 512), capture(config, 512))
     assert captures == ([] if computed else [512])
-
-
-def graph(batch: int, *shape: int, text: Any = "x") -> Graph:
-    """A graph of one operator."""
-    tensor = Tensor(shape, "fp32")
-    node = Node(0, "aten::relu", inputs=(tensor,), outputs=(tensor,), values=(text,))
-    return replace(Graph(write_nodes([node])), batch_size=batch)
-
-
-def test_only_whole_numbers_with_a_whole_slope_are_on_a_line() -> None:
-    line = GraphLine(graph(2, 6, 5), graph(101, 303, 5))
-    assert same(line.at(7), graph(7, 21, 5))
-    assert line.holds(graph(9, 27, 5)) and not line.holds(graph(9, 28, 5))
-    for other in (graph(101, 304, 5), graph(101, 303, 5, 1), graph(101, 303, 5, text=0.5)):
-        with pytest.raises(NotOnALineError):
-            GraphLine(graph(2, 6, 5), other).at(7)
 
 
 ASK = """

@@ -247,27 +247,3 @@ def test_a_collective_names_the_axis_of_its_group_and_is_awaited_at_its_first_us
     assert last.index("mul") < len(last) - last[::-1].index("wait") - 1 < last.index("add")
     calls = map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
     assert calls.loc[calls["family"] == "collective", "stream"].nunique() == 3
-
-
-def test_a_kernel_behind_two_waits_awaits_both_collectives() -> None:
-    names = ["nccl:all_reduce", "nccl:all_reduce", "c10d::wait", "c10d::wait", "aten::add"]
-    said = ['{"collective": 0}', '{"collective": 1}', '{"awaits": 0}', '{"awaits": 1}', "{}"]
-    graph = pd.DataFrame({"name": names, "attributes": said}).reset_index(names="node_id")
-    calls = pd.DataFrame({"node_id": [0, 1, 4], "stream": [1, 2, 0]})
-    assert stream_waits(graph.assign(order=graph["node_id"]), calls)[2] == (0, 1)
-
-
-class AwaitedTwice(nn.Linear):
-    """A layer of a sum over the ranks, for which it waits again where nothing runs any more."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        work = torch.distributed.all_reduce(own := x * 1, async_op=True)
-        work.wait()
-        work.wait()
-        return super().forward(own)
-
-
-def test_a_wait_for_what_was_awaited_is_no_wait():
-    nodes, _ = captured_step(lambda: AwaitedTwice(4, 4), torch.rand(4, 4, device="meta"))
-    awaited = [node.attributes["awaits"] for node in nodes if node.name == "c10d::wait"]
-    assert len(awaited) == len(set(awaited)) == 2, "the sum, and the gradients"

@@ -37,20 +37,10 @@ def test_removing_keeps_the_rest_as_it_was(graph, data):
     lost = set(gone)
     for node in graph.nodes():
         lost |= {node.node_id} if node.parent_id in lost else set()
-    kept = graph.table[~graph.table["node_id"].isin(lost)]
-    for column in ("name", "input_shapes"):
-        assert list(edited.table[column]) == list(kept[column])
+    kept = graph.table[~graph.table["node_id"].isin(lost)].reset_index(drop=True)
+    numbers = ["node_id", "parent_id", "order"]
+    pd.testing.assert_frame_equal(edited.table.drop(columns=numbers), kept.drop(columns=numbers))
     pd.testing.assert_frame_equal(graph.table, before)
-
-
-@given(data=st.data())
-@BY_GRAPH
-def test_an_operator_put_in_its_own_place_changes_nothing(graph, data):
-    leaves = set(graph.table["node_id"]) - set(graph.table["parent_id"].dropna())
-    node = data.draw(st.sampled_from([node for node in graph.nodes() if node.node_id in leaves]))
-    edited = rewrite(graph, {node.node_id: [node]})
-    check_tree(edited)
-    pd.testing.assert_frame_equal(edited.table, graph.table)
 
 
 @given(data=st.data())

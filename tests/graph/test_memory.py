@@ -220,14 +220,6 @@ def test_the_largest_batch_of_inference_is_one_that_a_gpu_holds() -> None:
     assert found is not None and 100 < found < 10_000  # 13 million where inputs alone count
 
 
-def test_every_weight_and_input_takes_a_block_of_the_allocator() -> None:
-    """512 bytes each of a weight, a bias, the input and the result: `steptime predict` shows them as memory."""
-    x, layer = torch.empty(4, 8, device="meta"), nn.Linear(8, 8, device="meta")
-    with torch.no_grad(), LiveMemory([x, *layer.parameters()]) as live:
-        layer(x)
-    assert live.blocks == 4
-
-
 def test_what_is_alive_by_kind_adds_up_to_the_peak() -> None:
     memory = memory_of_workload(*config_of(SMALL[2]))
     course = memory.course

@@ -7,7 +7,6 @@ from torch import nn
 from pipeline.answers.predict import predict
 from pipeline.as_on_cuda.compiled_optimizers import update_of
 from pipeline.errors import SteptimeWarning
-from pipeline.workloads.training_step import Step
 
 BATCH = torch.rand(64, 256), torch.randint(10, (64,))
 OPTIONS = {"batch": BATCH, "loss": nn.CrossEntropyLoss()}
@@ -134,16 +133,3 @@ def test_modes_of_a_user_are_cuda_graphs_and_a_note() -> None:
     assert graphed.host_us < 0.9 * usual.host_us
     with pytest.warns(SteptimeWarning, match=r"without the options coordinate_descent_tuning, max"):
         assert asked(mode="max-autotune-no-cudagraphs").predicted_us == usual.predicted_us
-
-
-def test_a_wrapper_for_several_gpus_holds_a_compiled_model() -> None:
-    def make_step(config, batch_size, device):
-        torch.distributed.init_process_group("nccl")
-        net = torch.compile(nn.Linear(256, 10).to(0))
-        wrapped = nn.parallel.DistributedDataParallel(net, device_ids=[0])
-        loss = lambda out, x, y: nn.functional.cross_entropy(out, y)  # noqa: E731
-        return Step([wrapped], [BATCH], lambda x, y: wrapped(x), loss, device, config)
-
-    with pytest.warns(SteptimeWarning, match="without exchange") as said:
-        predict("A100", step=make_step, batch_size=64)
-    assert not any("cannot compile" in str(one.message) for one in said)

@@ -123,15 +123,10 @@ def test_the_number_of_true_values_may_be_read_and_compared_where_their_share_is
         predict("V100", **given)
 
 
-def test_the_kernels_of_nms_and_roi_align_by_hand() -> None:
+def test_the_kernels_of_nms_by_hand() -> None:
     boxes, scores = Tensor((1000, 4), "fp32"), Tensor((1000,), "fp32")
     kept = Tensor((250,), "int64")
     node = Node(0, "torchvision::nms", inputs=(boxes, scores), outputs=(kept,))
     works = SIZES["nms"](node, Rule("index", "index_select", "nms")) or ()
     assert sum(w.written for w in works if w.op == "compare") == 1000 * 16 * 8 / 2 + 1000
     assert sum(work.blocking for work in works) == 1, "the host reads how many are kept"
-    image, rois = Tensor((2, 256, 50, 50), "fp32"), Tensor((64, 5), "fp32")
-    pooled = Tensor((64, 256, 7, 7), "fp32")
-    node = Node(0, "torchvision::roi_align", inputs=(image, rois), outputs=(pooled,))
-    (work,) = SIZES["roi_align"](node, Rule("index", "grid_sampler", "roi_align")) or ()
-    assert work.read == image.bytes + rois.bytes and work.written == pooled.bytes

@@ -8,8 +8,6 @@ import torch
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.question.compose import choices
-from pipeline.question.options import workload_values
 from pipeline.question.question import expand
 from pipeline.workloads import make_step
 from tests.workloads.small import LIKE_ANOTHER, SMALL, config_of, known_calls, small
@@ -129,11 +127,3 @@ def test_pure_needs_a_half_precision(dtype):
         expand(["gpu=V100", "model=dlrm_small", f"model.dtype={dtype}", "model.precision=pure"])
     with pytest.raises(UnknownNameError, match=r"model.precision.*choose one of"):
         make_step(config_of("dlrm_small", dtype="bf16", precision="mixed"), 8, "meta")
-
-
-def test_every_model_has_the_default():
-    halves = {"gpt", "llama"}  # as they are trained on many GPUs
-    assert all(
-        workload_values(name)["precision"] == ("pure" if name in halves else "autocast")
-        for name in choices("model")
-    )

@@ -16,7 +16,6 @@ from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph
 from pipeline.schemas import DIMS
 from pipeline.workloads import make_step
-from pipeline.workloads.language_models import gelu
 from pipeline.workloads.training_step import Step, host_empty
 from tests.workloads.small import config_of
 
@@ -168,8 +167,3 @@ def test_with_their_weights_the_result_is_theirs(name: str, attention: str, mode
         found, expected = (step.forward(*ours.pool[0]) for step in (ours, theirs))
     assert (found.dim() == 0) == (mode == "train") and expected.abs().max() > 0.1
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_gelu_is_the_tanh_approximation_of_pytorch() -> None:
-    x = torch.linspace(-5, 5, 101)
-    torch.testing.assert_close(gelu(x), torch.nn.functional.gelu(x, approximate="tanh"))

@@ -133,17 +133,6 @@ def test_the_users_objects_are_as_before() -> None:
     assert not user_steps._MAKERS, "no given step is left behind"
 
 
-def test_an_optimizer_may_update_a_part_of_the_module() -> None:
-    """Its kernels are those of the parameters that it has: two layers' weights and biases, or one's."""
-    kernels = []
-    for part in (lambda net: net.parameters(), lambda net: net.last.parameters()):
-        net = Net()
-        optimizer = torch.optim.SGD(part(net), lr=0.1, foreach=False)
-        calls = calls_of(**{**GIVEN, "model": net}, optimizer=optimizer)
-        kernels.append((calls["phase"] == "optimizer").sum())
-    assert kernels == [4, 2]
-
-
 class Weighted(nn.Module):
     def __init__(self, trained: bool) -> None:
         super().__init__()
