@@ -2,13 +2,9 @@
 
 import json
 
-import pandas as pd
 import pytest
 import torch
 
-from pipeline.collect.cases import Maker, build_case
-from pipeline.collect.cases.case import spec_from_row
-from pipeline.families import work_of
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 
@@ -54,17 +50,3 @@ def test_a_stand_in_has_one_flag_and_its_dropout_last():
     node = Node(0, name, inputs=(Q, K, K, None, None), values=values, outputs=(Q,))
     found = map_calls(Graph(write_nodes([node])))["attributes"].iloc[0]
     assert json.loads(found) == {"causal": False, "dropout": True}
-
-
-@pytest.mark.parametrize("kind", ["flash_attention", "flash_attention_backward"])
-def test_a_call_can_be_measured_by_itself_and_weighs_what_the_formula_says(kind):
-    call = recorded(PREFIX + kind, True)
-    spec = spec_from_row({**call.to_dict(), "dtype": "fp32"})
-    assert spec.attributes["causal"]
-    case = build_case(spec, Maker(torch.device("cpu")))
-    if case.prepare is not None:
-        case.prepare()
-    case.run()
-    table = pd.DataFrame([{**call}, {**call, "attributes": None}])
-    formula = work_of("attention", table, own_columns=False).flops
-    assert list(formula) == [call["flops"], 2 * call["flops"]]

@@ -162,17 +162,12 @@ def squared_step(config: Any, batch: int, device: str) -> Step:
     return step_of(lambda y: (y @ y.T).view(-1), config, batch, device)
 
 
-def rounded_step(config: Any, batch: int, device: str) -> Step:
-    return step_of(lambda y: y[: y.shape[0] // 8 * 8], config, batch, device)
-
-
 @pytest.mark.parametrize(
     "build, proven, computed",
     [
         (usual_step, True, True),
         (switching_step, False, False),
         (squared_step, True, False),
-        (rounded_step, False, False),
     ],
 )
 def test_what_depends_on_the_batch_size_otherwise_is_found(

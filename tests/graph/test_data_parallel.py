@@ -239,11 +239,9 @@ def test_a_collective_names_the_axis_of_its_group_and_is_awaited_at_its_first_us
     with recording_group(layout), functional_collectives_recorded():
         groups = [None, *(dist.new_group(ranks) for ranks in ([0, 1], [0, 2], [0, 3]))]
         step = Step([], [(torch.empty(8, device="meta"),)], exchange, None, "meta", config)
-        nodes, memory, *_ = observe(step, False, config)
+        nodes = observe(step, False, config)[0]
     *reduced, _ = (node.attributes for node in nodes if node.name == "nccl:all_reduce")
     assert [each["axis"] for each in reduced] == ["world", "tp", "dp", ""]
     assert [each["ranks"] for each in reduced] == [4, 2, 2, 2]
     last = [node.name.partition("::")[2] for node in nodes]
     assert last.index("mul") < len(last) - last[::-1].index("wait") - 1 < last.index("add")
-    calls = map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
-    assert calls.loc[calls["family"] == "collective", "stream"].nunique() == 3

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pipeline import predict
-from pipeline.errors import ConfigError, SteptimeWarning
+from pipeline.errors import ConfigError
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.step_store import StepStore
 from pipeline.question.question import ask
@@ -46,46 +44,3 @@ def test_it_is_the_default_and_needs_no_note() -> None:
 def test_a_list_of_rows_has_as_many_tables() -> None:
     with pytest.raises(ConfigError, match=r"model__rows lists 3; give model__tables=3 too"):
         predict("V100", "dlrm_default", model__rows=[10, 20, 30], model__tables=2)
-
-
-STEP = """
-import torch
-from pipeline.workloads.training_step import Step
-
-
-def make_step(config, batch_size, device):
-    with torch.device(device):
-        layer = torch.nn.Linear(8, 8)
-    pool = [(torch.empty(batch_size, 8),)]
-    update = torch.optim.SGD(layer.parameters(), lr=0.1)
-
-    def procedure(batch, optimizers):
-        layer(batch[0]).sum().backward()
-        {update}
-    return Step([layer], pool, forward=layer, loss=None, device=device, config={config}, procedure=procedure)
-"""
-
-
-@pytest.mark.parametrize(
-    ("config", "update", "option", "words"),
-    [
-        ("config", "[one.step() for one in optimizers]", "dtype=bf16", "dtype.*step.autocast"),
-        ("{}", "[one.step() for one in optimizers]", "optimizer=adam", "optimizer.*does not use"),
-        ("config", "update.step()", "optimizer=adam", "optimizer.*does not use"),
-    ],
-)
-def test_an_option_that_the_own_step_never_reads_is_warned_of(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    config: str,
-    update: str,
-    option: str,
-    words: str,
-) -> None:
-    name = f"own_step_{abs(hash((config, update))) % 10**8}"
-    text = STEP.replace("{config}", config).replace("{update}", update)
-    (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    key, value = f"model.{option}".split("=")
-    with pytest.warns(SteptimeWarning, match=f"model__{words}"):
-        predict("V100", "custom", batch_size=4, model__target=f"{name}:make_step", **{key: value})

@@ -116,24 +116,16 @@ def test_a_wrong_edit_is_refused_before_anything_is_captured(text, said):
 
 
 def test_edits_are_part_of_the_paths_of_a_point():
-    plain, none, removed, several = (
+    plain, none, removed = (
         ask(["model=dlrm_small", *texts])
-        for texts in (
-            [],
-            ["edit.remove=none"],
-            ["edit.remove=aten::relu"],
-            ["edit.remove=[aten::relu,aten::cat]"],
-        )
+        for texts in ([], ["edit.remove=none"], ["edit.remove=[aten::relu,aten::cat]"])
     )
     assert none != removed and none.variant == plain.variant == "default"
-    assert removed.variant == removed.edit_variant == "edit.remove-aten.relu"
-    assert several.variant == several.edit_variant not in ("default", removed.variant)
+    assert removed.variant == removed.edit_variant != "default"
     assert plain.model_variant == removed.model_variant  # they share the captured graph
     flow = Flow.from_config({"model": "dlrm_small", "overrides": "edit.remove=aten::relu"})
-    (point,) = flow.points
-    graph = flow.artifacts.graph(
-        point.model, point.model_variant, point.batch_size, point.edit_variant
-    )
+    (p,) = flow.points
+    graph = flow.artifacts.graph(p.model, p.model_variant, p.batch_size, p.edit_variant)
     folder = "results/graphs/dlrm_small/default/edit.remove-aten.relu"
     assert graph == f"{folder}/b1024/graph.parquet"
 

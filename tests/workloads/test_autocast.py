@@ -117,9 +117,6 @@ def test_every_operator_that_pytorch_casts_for_is_on_a_list():
     "function, given, expected",
     [
         (lambda x: F.interpolate(x, scale_factor=2), "half", "float"),
-        (lambda x: F.normalize(x), "half", "float"),
-        (lambda x: F.softmin(x, 1), "half", "float"),
-        (lambda x: F.cross_entropy(x, x), "half", "float"),
         (lambda x: 1 / x, "half", "float"),
         (lambda x: torch.addcmul(x, x, x.float()), "half", "float"),
         (lambda x: F.conv2d(x, x), "float", "half"),

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.workloads.dlrm_operators import FusedInteraction, interaction_width
+from pipeline.workloads.dlrm_operators import FusedInteraction
 from tests.workloads.small import config_of
 
 
@@ -25,11 +25,6 @@ def test_one_kernel_gives_the_same_products_and_gradients_as_the_parts():
         for each in (found, plain)
     )
     torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("features, dim, columns", [(27, 128, 480), (9, 128, 168), (5, 6, 16)])
-def test_the_joined_row_is_as_wide_as_tensor_cores_like_it(features, dim, columns):
-    assert interaction_width(features, dim) == columns
 
 
 @pytest.mark.parametrize(

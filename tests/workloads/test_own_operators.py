@@ -51,8 +51,6 @@ group = layer(lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8)), ima
 shuffled = over(lambda x: F.pixel_shuffle(x, 2), image)
 rotated = over(lambda x: torch.rot90(x, 1, [2, 3]), image)
 larger = over(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), image)
-added = over(lambda x: torch.addbmm(torch.zeros(3, 4, device=x.device), x.view(-1, 3, 5), x.view(-1, 5, 3)[:, :, [0, 1, 2, 0]]),
-             rows(15))
 norm = over(lambda x: torch.linalg.vector_norm(x, 2, dim=1), rows(100))
 gap = over(lambda x: F.pairwise_distance(x, x + 1), rows(100))
 joined = over(lambda x: torch.logsumexp(x, 1), rows(100))
@@ -77,7 +75,6 @@ uneven = layer(lambda: nn.EmbeddingBag(100, 8, mode="sum"),
 
 
 spectrum = over(lambda x: torch.fft.irfft(torch.fft.rfft(x, norm="ortho") * 2, n=128), rows(128))
-sampled = over(lambda x, where: F.grid_sample(x, where, align_corners=False), image, lambda batch: torch.rand(batch, 6, 6, 2))
 class Weighed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -187,11 +184,6 @@ def test_an_operator_launches_what_cuda_launches_for_it(function, forward, backw
         assert found == expected
 
 
-def test_products_that_are_added_up_are_all_counted():
-    flops = calls_of("added", 6).loc["addbmm", "flops"]
-    assert flops.tolist() == [0.0, *[2.0 * 3 * 5 * 4] * 6]  # a copy of what is added to, first
-
-
 @pytest.mark.parametrize("function, name", [("norm", "linalg_vector_norm"), ("gap", "norm")])
 def test_a_norm_reduces_the_dimension_that_it_is_asked_for_and_not_the_one_of_its_order(
     function, name
@@ -235,17 +227,6 @@ def test_a_fourier_transform_is_a_pass_over_its_elements():
     moved = passes[["bytes_read", "bytes_written"]].values.tolist()
     assert moved[:2] == [[4 * lines, 8 * halves], [8 * halves, 4 * lines]] and len(moved) == 4
     assert set(passes["flops"]) <= {2.5 * lines * 7, 5.0 * lines * 7}
-    of_forward = calls[calls["phase"] == "forward"].groupby("name")["op"].agg(" ".join)
-    assert of_forward["_fft_r2c"] == "fft mulu" and of_forward["_fft_c2r"] == "copy fft mulu"
-
-
-def test_images_are_sampled_once_and_their_gradient_is_cleared_first():
-    calls = calls_of("sampled")
-    image, where, result = 4 * 4 * 64 * 4, 4 * 36 * 2 * 4, 4 * 4 * 36 * 4
-    forward, back = calls.loc["grid_sampler_2d"], calls.loc["grid_sampler_2d_backward"]
-    assert forward[["bytes_read", "bytes_written"]].tolist() == [image + where, result]
-    assert list(back["op"]) == ["fill", "grid_sampler"]
-    assert list(back["bytes_written"]) in ([image, image], [image, image + where])
 
 
 def test_what_looks_rows_up_does_not_read_the_table():
@@ -291,13 +272,10 @@ def test_a_ctc_loss_goes_frame_by_frame_and_reads_lengths_on_the_device(place, r
 )
 def test_a_sparse_bag_repeats_gradients_and_scales_each_row(options, extra, capfd):
     """Regression: with weights per sample, the operator failed on fake tensors with a hundred lines of PyTorch's internals."""
-    graph = captured("weighted", options=options, optimizer="sgd")
-    calls = known_calls(graph)
+    calls = known_calls(captured("weighted", options=options, optimizer="sgd"))
     made = calls[calls["name"].str.endswith("_embedding_bag_backward")]
     assert list(made["op"]) == ["sparse", *extra] and set(made["bytes_written"]) == {4 * 6 * 8 * 4}
-    (update,) = (n for n in graph.nodes() if "sparse_rows" in n.attributes)
-    assert update.attributes["sparse_rows"] == 4 * 6
-    scaled, added = calls[calls["node_id"] == update.node_id].to_dict("records")
+    scaled, added = calls[calls["phase"] == "optimizer"].to_dict("records")
     assert (scaled["op"], added["op"]) == ("mulu", "index_add")  # times the learning rate
     assert scaled["bytes_written"] == scaled["bytes_read"] == 4 * 6 * 8 * 4
     # a sector for each row, once for rows that are looked up again

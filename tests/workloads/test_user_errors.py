@@ -12,7 +12,6 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.graph.capture import capture
 from pipeline.question.question import expand
-from pipeline.workloads.custom import MissingOptionError, ReadOptions
 from pipeline.workloads.user_errors import place_in_user_code
 from tests.workloads.small import written_module
 
@@ -100,15 +99,6 @@ def test_mistakes_of_a_step_get_their_remedy(function: str, option: str, says: s
         capture(point.section("model"), point.batch_size)
     assert says in str(error.value) and "\n" not in str(error.value)
     assert "without a GPU" not in str(error.value), "CUDA raises these errors too"
-
-
-def test_a_missing_option_is_an_ordinary_missing_key_for_the_users_code() -> None:
-    options = ReadOptions({"options": {"width": 3}})["options"]
-    assert options.get("depth", 2) == 2 and "depth" not in options
-    with pytest.raises(KeyError):
-        options["depth"]
-    with pytest.raises(MissingOptionError, match=r"give model\.options\.depth="):
-        options["depth"]
 
 
 def test_what_a_step_prints_is_no_part_of_a_json_answer() -> None:

@@ -12,7 +12,6 @@ from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.step_modules import AS_WRITTEN
 from pipeline.graph.table import Graph
 from pipeline.question.question import expand
-from pipeline.workloads.custom import ReadOptions, unread_options
 from tests.workloads.small import written_module
 
 MODULE = """
@@ -139,14 +138,6 @@ def test_a_loop_that_updates_by_itself_is_said_to_and_options_without_effect_are
     assert graph.computed == {"dtype": "default", "optimizer": "the step's own"}
     named = sorted(text.partition(":")[0] for text in graph.warnings)
     assert named == [f"model.{text.partition('=')[0]}" for text in options]
-
-
-@pytest.mark.parametrize("read", [dict, list, lambda o: {**o}, lambda o: o.items()])
-def test_to_read_all_options_is_to_read_each(read: object) -> None:
-    config = ReadOptions({"options": {"width": 1}, "seq_len": None})
-    assert unread_options(config) == ["model.options"]
-    read(config["options"])  # type: ignore[operator]
-    assert unread_options(config) == []
 
 
 def test_a_step_that_ignores_the_batch_size_is_refused_unless_it_has_it_by_chance() -> None:

@@ -1,17 +1,12 @@
 """Workloads: published sizes, options, and real steps on the CPU."""
 
-import re
-
 import pytest
 import torch
 
-from pipeline.answers.engine import engine
 from pipeline.errors import ConfigError, UnknownNameError
-from pipeline.paths import project_dir
-from pipeline.question.question import expand
 from pipeline.workloads import make_step
 from tests.commands import python
-from tests.workloads.small import config_of, refusal, small
+from tests.workloads.small import config_of, refusal
 
 
 @pytest.mark.parametrize(
@@ -29,28 +24,6 @@ def test_parameter_counts_are_the_published_ones(name, millions):
     step = make_step(config_of(name), 1, "meta")
     numbers = sum(p.numel() for p in step.parameters()) + sum(t.numel() for t in step.in_kernel)
     assert numbers / 1e6 == pytest.approx(millions, rel=1e-3 if "dlrm" in name else 2e-4)
-
-
-@pytest.mark.parametrize(
-    "name, changes", [("resnet50", {"image_size": 32, "classes": 10}), ("dcgan", {"width": 4})]
-)
-@pytest.mark.usefixtures("shallow")
-def test_channels_last_moves_images_and_weights_and_computes_the_same(name, changes):
-    after = []
-    for layout in ("contiguous", "channels_last"):
-        torch.manual_seed(0)
-        config = config_of(name, memory_format=layout, optimizer="sgd", **changes)
-        step = make_step(config, 4, "cpu")
-        windows = [p for p in step.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
-        for each in (*windows, step.pool[0][0]):
-            held = each.is_contiguous(memory_format=torch.channels_last)
-            assert held == (layout == "channels_last")
-        for module in step.modules:  # batch norms of few pixels would blow rounding up
-            module.eval()
-        torch.manual_seed(1)
-        with torch.no_grad():
-            after.append(step.forward(*step.pool[0]))
-    torch.testing.assert_close(*after, atol=1e-3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("embedding", ["fused", "joint_sparse", "sparse"])
@@ -75,23 +48,6 @@ def test_all_embeddings_learn_the_same(embedding):
         step.run(0)
     assert not torch.equal(torch.cat(tables), before)
     torch.testing.assert_close(torch.cat(kept), torch.cat(tables))
-
-
-@pytest.mark.parametrize(
-    "name", ["dlrm_small", "dcgan", "transformer", "gnmt", "resnet50", "opt_13"]
-)
-@pytest.mark.parametrize("mode", ["train", "inference"])
-@pytest.mark.usefixtures("shallow")
-def test_every_architecture_runs_for_real(name, mode):
-    changes = {
-        "dlrm_small": {"rows": 50, "embedding": "dense"},
-        "transformer": {"attention": "fused"},
-    }
-    step = make_step(small(name, mode=mode, **changes.get(name, {})), 4, "cpu")
-    before = [p.detach().clone() for p in step.parameters()]
-    step.run(0)
-    step.run(1)
-    assert all(map(torch.equal, before, step.parameters())) == (mode == "inference")
 
 
 @pytest.mark.parametrize(
@@ -123,20 +79,6 @@ def test_tables_may_come_from_a_file(tmp_path, monkeypatch):
     ):
         with pytest.raises(ConfigError, match=f"no readable JSON {says}No such file"):
             made(file)
-
-
-def test_the_documents_example_of_a_custom_model_is_predicted(tmp_path, monkeypatch):
-    """The code and the overrides that docs/workloads.md shows."""
-    text = (project_dir() / "docs" / "workloads.md").read_text()
-    code = re.search(r"```python\n# (\w+)\.py\n(.*?)```", text, re.S)
-    command = re.search(r"^    steptime predict (.*model=custom.*)$", text, re.M)
-    assert code and command and code[1] in command[1]
-    (tmp_path / f"{code[1]}.py").write_text(code[2])
-    monkeypatch.chdir(tmp_path)
-    found = engine().predict_one(expand(command[1].split())[0]).whole()
-    assert found.unmodelled_share == 0
-    assert found.predicted_us == pytest.approx(found.active_us + found.idle_us)
-    assert found.memory_bytes > 4 * (64 * 512 + 512 * 10)  # the width that the command asks for
 
 
 @pytest.mark.parametrize(
