@@ -136,14 +136,6 @@ def test_work_on_host_tensors_is_no_device_call():
     assert call("aten::add", x, x, outputs=(x,)).empty
 
 
-def test_interaction_index_has_its_own_family():
-    at = Tensor((351,), "int64")
-    row = call("aten::index", fp32(16, 27, 27), (at, at), outputs=(fp32(16, 351),)).iloc[0]
-    assert (row["family"], row["B"], row["F"]) == ("tril_index_forward", 16, 27)
-    other = call("aten::index", fp32(16, 27), (at,), outputs=(fp32(351, 27),)).iloc[0]
-    assert other["family"] == "index"
-
-
 @pytest.mark.parametrize(
     "sizes, expected",
     [

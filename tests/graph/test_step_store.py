@@ -113,16 +113,6 @@ def test_the_key_follows_what_a_graph_depends_on(
     assert len(set(keys)) == 6
 
 
-@pytest.mark.parametrize("kept", [0, -9])
-def test_a_damaged_entry_is_made_anew(folder: Path, captures: list[int], kept: int) -> None:
-    whole = captured(model(), 8)
-    (entry,) = entries(folder)
-    entry.write_bytes(entry.read_bytes()[:kept])
-    for _ in range(2):
-        same(captured(model(), 8).table, whole.table)
-    assert captures == [8, 8]
-
-
 def test_the_cache_can_be_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captures: list[int]
 ) -> None:

@@ -24,21 +24,6 @@ def made(config, device, module, forward, *inputs):
     return Step([module], [inputs], forward, lambda output, *_: output.float().sum(), device, config)
 
 
-def attention(config, batch_size, device):
-    with torch.device(device):
-        layer = nn.MultiheadAttention(32, 4, batch_first=True)
-    return made(config, device, layer, lambda x: layer(x, x, x, need_weights=False)[0], torch.rand(batch_size, 8, 32))
-
-
-def amp_attention(config, batch_size, device):
-    def forward(x):
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            return F.scaled_dot_product_attention(x, x, x)
-
-    weight = nn.Linear(8, 8, device=device)
-    return made(config, device, weight, lambda x: forward(weight(x)), torch.rand(batch_size, 2, 4, 8))
-
-
 def masked_attention(config, batch_size, device):
     kind, weight = config["options"]["mask"], nn.Linear(8, 8, device=device)
     mask = torch.zeros(16, 16, dtype=torch.bool if kind == "bool" else torch.float32, device=device)
@@ -137,7 +122,6 @@ def turned(config, batch_size, device):
                 torch.rand(batch_size, 64))
 
 
-
 def wrong(config, batch_size, device):
     raise ValueError("no such layer")
 
@@ -158,18 +142,6 @@ def captured(function, batch_size=4, **options):
 
 def calls_of(function, **options) -> pd.DataFrame:
     return map_calls(captured(function, **options))
-
-
-@pytest.mark.parametrize(
-    "function, dtype, kernel",
-    [
-        ("attention", "fp32", "efficient"),
-        ("attention", "fp16", "flash"),
-        ("amp_attention", "fp32", "flash"),
-    ],
-)
-def test_attention_takes_the_kernel_of_what_it_gets(function, dtype, kernel):
-    assert set(calls_of(function, dtype=dtype).query("family == 'attention'")["op"]) == {kernel}
 
 
 @pytest.mark.parametrize("dtype, size", [("fp32", 4), ("fp16", 2)])

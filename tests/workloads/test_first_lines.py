@@ -240,20 +240,6 @@ def test_a_second_gpu_of_one_process_is_taken_as_the_same_and_the_answer_says_so
     assert predicted(lambda model: model.to(3), lambda x: x.to("cuda:3"))[0].warnings == ()
 
 
-def test_autocast_for_the_device_that_a_script_found_is_that_of_the_gpu() -> None:
-    def casting(model: nn.Module) -> nn.Module:
-        def forward(x: Tensor) -> Any:
-            with torch.autocast(GPU, torch.bfloat16):
-                assert torch.is_autocast_enabled(GPU)
-                return usual(x)
-
-        usual, model.forward = model.forward, forward  # type: ignore[method-assign]
-        return model
-
-    _, calls = predicted(casting)
-    assert (calls["op"] == "cast").sum() >= 5, "the batch and the weights of both layers, at least"
-
-
 def test_what_accelerate_prepared_is_predicted() -> None:
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")

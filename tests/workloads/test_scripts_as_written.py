@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from pipeline.errors import InputError, SteptimeWarning
-from pipeline.prediction_parts import lacking_models
 from steptime import Step, compare, predict
 from tests.commands import python
 
@@ -141,9 +140,6 @@ def test_a_small_operator_without_a_model_is_no_lower_bound_and_is_said() -> Non
     assert p.lower_bound == () and "at least" not in str(p)
     said = f"{p.unmodelled_share:.1%} of device time (aten::special_bessel_j0)"
     assert ("not modelled", said) in p.rows()
-    few = {"aten::a": 1.0, "aten::linalg_eigh": 1.0}
-    assert lacking_models(0.002, few) == ("aten::linalg_eigh",)
-    assert lacking_models(0.01, few) == tuple(few)
 
 
 def test_a_step_that_reads_the_gpu_is_captured_for_each() -> None:

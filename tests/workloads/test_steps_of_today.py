@@ -33,7 +33,7 @@ def by(run, make=net, inputs=lambda b: torch.rand(b, 64)):
 
 
 def optimized(model, options):
-    own = getattr(torch.optim, options["kind"])(model.parameters(), lr=0.1, **options.get("of", {}))
+    own = getattr(torch.optim, options["kind"])(model.parameters(), lr=0.1)
 
     def step(x):
         own.zero_grad()
@@ -143,14 +143,6 @@ def attended(model, x):
     return flex_attention(y, y, y)
 
 
-def pooled(config, batch_size, device):
-    with torch.device(device):
-        model = nn.Linear(64, 64)
-    x = torch.rand(batch_size, 64)
-    pool = {"dict": [{"x": x}], "tensor": x, "mixed": [(x, 3)], "empty": []}[config["options"]["pool"]]
-    return Step([model], pool, lambda x: model(x), lambda y, *_: y.sum(), device, config)
-
-
 def looked_up(batch):
     return torch.randint(5000, (4 * batch, 5))
 
@@ -200,17 +192,9 @@ def test_distributions_that_check_their_arguments_are_captured(monkeypatch):
     assert calls_of("choosing")["blocking"].any()
 
 
-@pytest.mark.parametrize(
-    "kind, of, reads",
-    [
-        ("Adafactor", {}, True),
-        ("ASGD", {}, True),
-        ("AdamW", {"capturable": True}, False),
-        ("Muon", {}, False),
-    ],
-)
-def test_optimizers_that_read_or_count_on_the_device_are_captured(kind, of, reads):
-    found = calls_of("matrices", options={"kind": kind, "of": of})
+@pytest.mark.parametrize("kind, reads", [("Adafactor", True), ("ASGD", True), ("Muon", False)])
+def test_optimizers_that_read_or_count_on_the_device_are_captured(kind, reads):
+    found = calls_of("matrices", options={"kind": kind})
     update = found[found["phase"] == "optimizer"]
     assert update["bytes_written"].sum() >= 2 * 64 * 64 * 4 and update["blocking"].any() == reads
 
@@ -281,20 +265,6 @@ def test_what_cannot_be_captured_says_what_to_do_in_a_line_that_can_be_read(func
         captured(function)
     said = str(refused.value)
     assert advice in said and len(said) < 420 and "\n" not in said
-
-
-@pytest.mark.parametrize(
-    "pool, said",
-    [
-        ("dict", "not dict: forward gets them in this order"),
-        ("tensor", r"batches: \[\(x, y\)\]"),
-        ("mixed", "not a tuple that holds int"),
-        ("empty", "one or more batches"),
-    ],
-)
-def test_batches_are_tuples_of_tensors(pool, said):
-    with pytest.raises(InputError, match=said):
-        captured("pooled", options={"pool": pool})
 
 
 @pytest.mark.parametrize("parts", [1, 4])
