@@ -10,7 +10,7 @@ from pipeline.graph.device_calls import map_calls
 from pipeline.graph.step_store import StepStore
 from pipeline.question.question import ask
 
-SMALL = ["model=resnet50", "batch_size=4", "model.image_size=64"]
+SMALL = ["model=timm", "model.name=test_resnet", "batch_size=4"]
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.graph.capture import capture
-from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edits import rewrite
-from pipeline.graph.table import Node, Tensor
 from tests.workloads.small import small
 
 BY_GRAPH = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -41,15 +39,3 @@ def test_removing_keeps_the_rest_as_it_was(graph, data):
     numbers = ["node_id", "parent_id", "order"]
     pd.testing.assert_frame_equal(edited.table.drop(columns=numbers), kept.drop(columns=numbers))
     pd.testing.assert_frame_equal(graph.table, before)
-
-
-@given(data=st.data())
-@BY_GRAPH
-def test_a_substitute_brings_its_own_calls_and_no_others(graph, data):
-    place = data.draw(st.sampled_from(list(graph.table.query("is_top_level")["node_id"])))
-    x = Tensor((8, 4), "fp32")
-    new = Node(0, "aten::gelu", inputs=(x,), outputs=(x,), values=(None,))
-    edited, without = (rewrite(graph, {place: [new] * n}) for n in (2, 0))
-    check_tree(edited)
-    assert len(map_calls(edited)) == len(map_calls(without)) + 2
-    assert len(edited.table) == len(without.table) + 2

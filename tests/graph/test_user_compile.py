@@ -102,7 +102,6 @@ def test_a_kernel_of_an_optimizer_has_at_most_250_operands() -> None:
     weights = [nn.Parameter(torch.empty(3)) for _ in range(148)]
     launches = update_of(torch.optim.Adam(weights))
     assert [each.rows for each in launches] == [60] * 7 + [24]
-    assert update_of(torch.optim.LBFGS(weights)) == []
 
 
 def test_a_gpu_that_triton_does_not_know_runs_the_step_as_it_is_written() -> None:

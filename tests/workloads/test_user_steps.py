@@ -82,14 +82,6 @@ def test_a_given_step_has_the_name_of_its_object_and_the_options_that_were_asked
     assert q.asked == {"dtype": "default", "optimizer": "AdamW"}
 
 
-def test_the_dtype_is_that_of_the_arithmetic_and_another_one_that_was_asked_for_is_named() -> None:
-    half = nn.Linear(64, 64).half()
-    given: Any = {"batch": torch.rand(8, 64).half(), "loss": lambda out, _: out.sum()}
-    p = predict("A100", model=half, **given, model__dtype="tf32")
-    said = "model.dtype=tf32: the step computes in fp16"
-    assert (p.asked["dtype"], p.warnings) == ("fp16", (said,))
-
-
 @pytest.mark.parametrize("kind, name", [(torch.optim.Adam, "adam"), (torch.optim.SGD, "sgd")])
 def test_an_optimizer_of_ones_own_is_the_one_of_its_name(kind: Any, name: str) -> None:
     named, own = (predict("V100", **GIVEN, optimizer=optimizer) for optimizer in (name, kind))
