@@ -94,10 +94,10 @@ def test_fused_attention_has_the_sizes_and_the_mask_of_its_layers(name, value):
 
 def test_gradients_that_are_set_to_zero_are_a_few_more_calls():
     more, usual = (
-        calls_of(small("bert_large", **changes))[1]["phase"].eq("zero_grad").sum()
+        calls_of(small("bert_large", **changes))[1]["phase"].isin(["optimizer", "zero_grad"]).sum()
         for changes in ({"set_to_none": False}, {})
     )
-    assert 0 == usual < more < 8
+    assert usual < more < usual + 8
 
 
 @calls_with("read_loss")
@@ -106,11 +106,9 @@ def test_a_loss_is_read_where_the_option_says(name, value):
     waits = calls[calls["blocking"]]
     done = set(calls.loc[: waits.index[0], "phase"])
     assert ("optimizer" in done) == (value == "at_end") or name == "dcgan"
-    both = (name, value) == (
-        "dcgan",
-        "before_backward",
-    )  # two of the discriminator, one of the generator
-    assert waits["bytes"].tolist() == [4] * (3 if both else 1)
+    # two losses of DCGAN's discriminator and one of its generator are read one by one
+    reads = 3 if (name, value) == ("dcgan", "before_backward") else 1
+    assert waits["bytes"].tolist() == [4] * reads
 
 
 @calls_with("memory_format")

@@ -214,7 +214,6 @@ def test_an_answer_says_how_the_work_is_shared() -> None:
             "devices=2 parallel.pp=2 parallel.virtual_stages=2 parallel.micro_batches=3",
             "parallel.micro_batches as a multiple of it",
         ),
-        ("model.checkpointing=some", "choose one of full, none, selective"),
         ("model.heads=7", "model.width=512: must be a multiple of model.heads=7"),
         (
             "model=resnet50 devices=8 parallel.tp=2",
