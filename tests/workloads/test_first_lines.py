@@ -219,19 +219,19 @@ def test_what_moves_to_the_gpu_is_on_the_device_of_the_capture(what: str) -> Non
 def test_a_script_for_torchrun_reads_its_variables_and_feeds_its_wrapper_from_the_host(
     devices: int,
 ) -> None:
-    def prepare(model: nn.Module) -> Any:
+    def make_step(config: Any, batch_size: int, device: str) -> Step:
         rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
         dist.init_process_group("nccl", rank=int(os.environ["RANK"]), world_size=ranks)
         assert (rank, ranks) == (0, devices) == (dist.get_rank(), dist.get_world_size())
-        wrapped = nn.parallel.DistributedDataParallel(model.to(rank), device_ids=[rank])
-        wrapped.register_forward_pre_hook(lambda _, x: (torch.rand(64, 64),))
-        return wrapped
+        model = nn.parallel.DistributedDataParallel(net().to(rank), device_ids=[rank])
+        batch = (torch.rand(batch_size, 64),)
+        forward = lambda x: model(torch.rand(batch_size, 64)).sum()  # noqa: E731
+        return Step([model], [batch], forward, None, device, config)
 
     before = dict(os.environ)
-    _, calls = predicted(prepare, gpu="A100", devices=devices)
-    assert os.environ == before
-    copies = (calls["family"] == "memcpy_h2d").sum()
-    assert copies == 3, "the batch, and the input of the wrapper"
+    p = predict("A100", step=make_step, batch_size=64, devices=devices)
+    assert p.calls is not None and os.environ == before
+    assert (p.calls["family"] == "memcpy_h2d").sum() == 2, "the batch, and the input of the wrapper"
 
 
 def test_a_second_gpu_of_one_process_is_taken_as_the_same_and_the_answer_says_so() -> None:

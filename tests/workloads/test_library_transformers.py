@@ -38,7 +38,6 @@ def transformers(own_cache: Path) -> Any:
         ("T5Config", T5, None, (2, 8)),
         ("ViTConfig", VIT, None, (2,)),
         ("SegformerConfig", {"depths": [1] * 4}, "semantic_segmentation", (2, 224, 224)),
-        ("CLIPConfig", {}, None, (2, 3, 224, 224)),
         (
             "WhisperConfig",
             {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, **HEADS},
@@ -62,6 +61,11 @@ def test_images_have_the_size_that_is_asked_for() -> None:
     step = step_on_meta("transformers", 2, config="ViTConfig", config_options=VIT, image_size=64)
     assert step.pool[0][0].shape == (2, 3, 64, 64)
     assert step.modules[0].vit.embeddings.position_embeddings.shape == (1, 1 + 4 * 4, 24)
+
+
+def test_clip_compares_texts_with_images() -> None:
+    step = step_on_meta("transformers", 3, config="CLIPConfig")
+    assert {tuple(tensor.shape) for tensor in step.pool[0]} == {(3, 77), (3, 3, 224, 224)}
 
 
 @pytest.mark.parametrize("mode", ["train", "inference"])
