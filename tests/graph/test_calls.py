@@ -125,11 +125,6 @@ def test_copies_between_like_tensors_are_memory_copies_and_others_kernels():
     ]
 
 
-def test_item_waits_for_the_device():
-    row = call("aten::_local_scalar_dense", fp32()).iloc[0]
-    assert row["family"] == "memcpy_d2h" and row["blocking"]
-
-
 def test_work_on_host_tensors_is_no_device_call():
     x = Tensor((8,), "int64", (1,), True)
     assert call("aten::add", x, x, outputs=(x,)).empty

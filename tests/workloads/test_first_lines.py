@@ -197,7 +197,6 @@ MOVES: dict[str, Change] = {
         [],
     ),
     "a tensor of the host": (as_it_is, lambda x: torch.ones(5).to("cuda"), ["memcpy_h2d"]),
-    "a tensor on the GPU": (as_it_is, lambda x: torch.zeros(5, device="cuda"), ["elementwise"]),
     "a wait": (as_it_is, lambda x: torch.cuda.synchronize(), ["memcpy_d2h"]),
     "a wait for an event": (as_it_is, lambda x: timed(), ["memcpy_d2h"]),
     "a log": (as_it_is, lambda x: logged(), []),
