@@ -210,8 +210,9 @@ def test_an_optimizer_of_the_steps_own_goes_by_lists_and_keeps_its_state(
 ):
     """Regression: on the meta device it ran parameter by parameter, and the memory need lacked its state."""
     graph = captured("own_optimizer", options={"kind": kind, "of": of})
-    calls, size = map_calls(graph).query("phase == 'optimizer'"), 2 * 4 * (64 * 64 + 64)
-    update = calls[calls["op"].str.startswith(op) & (calls["bytes_read"] > 1000)]
+    calls, size = map_calls(graph), 2 * 4 * (64 * 64 + 64)
+    update = calls.query("phase == 'optimizer' and bytes_read > 1000")
+    update = update[update["op"].str.startswith(op)]
     assert len(update) == launches and graph.memory.optimizer == states * size
     if op.startswith("fused"):
         moved = update[["bytes_read", "bytes_written"]].values.tolist()

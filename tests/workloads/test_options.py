@@ -231,6 +231,6 @@ def test_a_fused_optimizer_updates_all_weights_in_one_pass(optimizer, lists):
     ],
 )
 def test_options_that_contradict_each_other_are_refused(words, says):
-    (point,) = expand(f"model={words}".split())
     with pytest.raises(ConfigError, match=says):
+        (point,) = expand(f"model={words}".split())
         capture(point.section("model"), 4)
