@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from pipeline.errors import InputError
 from steptime import Step, predict
@@ -23,18 +23,20 @@ def test_parts_of_unequal_size_are_exchanged_as_written() -> None:
             tables, top = nn.Embedding(1000, 16), nn.Linear(4 * 16, 1)
         own, other = 3 * batch_size, batch_size
 
-        def forward(indices: Tensor) -> Any:
+        def procedure(batch: Any, _: Any) -> None:
+            (indices,) = batch
             arrived = indices.new_empty(2 * own)
             dist.all_to_all_single(arrived, indices, [own, own], [own, other])
             rows = tables(arrived).view(-1)
             pooled = rows.new_empty((own + other) * 16)
             dist.all_to_all_single(pooled, rows, [own * 16, other * 16], [own * 16] * 2)
-            return top(pooled.view(batch_size, -1)).sum()
+            top(pooled.view(batch_size, -1)).sum().backward()
 
         batch = (torch.randint(1000, (4 * batch_size,)),)
-        return Step([tables, top], [batch], forward, None, device, config)
+        modules = [tables, top]
+        return Step(modules, [batch], None, None, device, config, procedure=procedure)
 
-    calls = predict("A100", step=make_step, devices=2, batch_size=64, model__mode="inference").calls
+    calls = predict("A100", step=make_step, devices=2, batch_size=64).calls
     assert calls is not None
     own = calls[(calls["family"] == "collective") & (calls["op"] == "all_to_all")]
     whole, held = 4 * 64, 2 * 3 * 64
