@@ -16,7 +16,7 @@ import torch.multiprocessing as processes
 from torch import nn
 
 from pipeline.answers.engine import STEPS, Engine
-from pipeline.errors import InputError, SteptimeError
+from pipeline.errors import ConfigError, InputError, SteptimeError
 from pipeline.graph.table import Memory
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question, ask
@@ -215,16 +215,17 @@ def test_an_answer_says_how_the_work_is_shared() -> None:
             "parallel.micro_batches as a multiple of it",
         ),
         ("model.heads=7", "model.width=512: must be a multiple of model.heads=7"),
-        (
-            "model=resnet50 devices=8 parallel.tp=2",
-            "resnet50 is not written for it; take model=gpt or",
-        ),
     ],
 )
 def test_what_does_not_divide_is_refused_in_one_line(given: str, says: str) -> None:
     with pytest.raises(SteptimeError) as raised:
         step_us(*given.split())
     assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_models_that_are_not_written_for_it_are_refused_with_what_is() -> None:
+    with pytest.raises(ConfigError, match=r"resnet50 is not written for it; take model=gpt or"):
+        ask(["gpu=A100", "model=resnet50", "devices=8", "parallel.tp=2"])
 
 
 def test_any_model_has_micro_batches() -> None:
