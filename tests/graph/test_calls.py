@@ -153,15 +153,6 @@ def test_gradients_of_few_indices_are_not_sorted(tokens, sorts):
     assert json.loads(update["attributes"] or "{}").get("sorted", True) is sorts
 
 
-def test_on_the_cpu_an_operator_is_one_blocking_call():
-    at = Tensor((36,), "int64")
-    inputs, values = (fp32(16, 9, 9), (at, at), fp32(16, 36), None), (None, None, None, True)
-    found = call("aten::index_put", *inputs, values=values, device="cpu")
-    assert found[["api", "family", "blocking"]].values.tolist() == [
-        ["cpu", "tril_index_backward", True]
-    ]
-
-
 def test_every_row_of_the_map_names_its_evidence_and_known_size_functions():
     for row in rows().values():
         assert row.evidence, row.op

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline.answers.engine import STEPS
 from pipeline.as_on_cuda.torchvision_operators import declare_torchvision_operators
 from pipeline.errors import InputError, SteptimeWarning
 from pipeline.graph.opmap import Rule
 from pipeline.graph.sizes import SIZES
 from pipeline.graph.table import Node, Tensor
+from pipeline.workloads.user_steps import questions_about
 from steptime import predict
 
 detectors = pytest.mark.skipif(
@@ -62,8 +64,10 @@ def test_faster_rcnn_trains_on_as_many_proposals_as_it_says() -> None:
     boxes of the target join them; of these 763, 512 are sampled. The box head multiplies them by 256 x 7 x 7 features.
     """
     for picked, sampled in ((0.25, 512), (0.1, 310)):
-        p = predicted("fasterrcnn_resnet50_fpn", picked=picked)
-        heads = p.calls.query("family == 'gemm' and phase == 'forward' and N == 12544")
+        options = {"batch": batch(2), "batch_size": 2, "model__picked": picked}
+        with questions_about("V100", detector("fasterrcnn_resnet50_fpn"), options) as (question,):
+            calls = STEPS.calls(question)
+        heads = calls.query("family == 'gemm' and phase == 'forward' and N == 12544")
         assert list(heads["M"]) == [2 * sampled]
 
 
