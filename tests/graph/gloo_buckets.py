@@ -79,6 +79,10 @@ def image(n: int) -> Tensor:
     return torch.empty(n, 3, 16, 16)
 
 
+def row(width: int) -> Callable[[int], Tensor]:
+    return lambda n: torch.empty(n, width)
+
+
 def words(n: int) -> Tensor:
     return torch.zeros(n, 12, dtype=torch.long)
 
@@ -86,27 +90,27 @@ def words(n: int) -> Tensor:
 Case = tuple[Callable[[], nn.Module], Callable[[int], Tensor], dict[str, Any]]
 
 CASES: dict[str, Case] = {
-    "layers": (layers, lambda n: torch.empty(n, 700), {}),
+    "layers": (layers, row(700), {}),
     "layers, small buckets as views": (
         layers,
-        lambda n: torch.empty(n, 700),
+        row(700),
         {"bucket_cap_mb": 2, "gradient_as_bucket_view": True},
     ),
     "layers, static": (
         layers,
-        lambda n: torch.empty(n, 700),
+        row(700),
         {"static_graph": True, "bucket_cap_mb": 3},
     ),
     "convolutions": (convolutions, image, {"bucket_cap_mb": 1}),
     "tied words, frozen places": (Tied, words, {"bucket_cap_mb": 1}),
     "residual blocks in another order": (
         Residual,
-        lambda n: torch.empty(n, 400),
+        row(400),
         {"bucket_cap_mb": 1},
     ),
     "an unused branch": (
         Branches,
-        lambda n: torch.empty(n, 64),
+        row(64),
         {"bucket_cap_mb": 1, "find_unused_parameters": True},
     ),
 }

@@ -34,7 +34,6 @@ SHARED, COPIED = Placement("row_wise"), Placement("replicated")
 
 PLANS = {
     "whole tables, uneven": (whole(0), whole(1), whole(0), whole(0)),
-    "all on one rank": (whole(1),) * 4,
     "columns, uneven": (parts(4, 4), parts(2, 6), parts(4, 4), whole(1)),
     "rows": (SHARED, SHARED, SHARED, SHARED),
     "everything": (whole(1), SHARED, parts(6, 2), COPIED),
@@ -93,8 +92,8 @@ def each_part(step: Step, rank: int, name: str) -> list[tuple[Tensor, int, tuple
     return found
 
 
-def alone(steps_pool: list[Any], dense: dict[str, Tensor]) -> list[Tensor]:
-    """Weights of all tables after one step of one process on the batches of both ranks, and its dense weights."""
+def alone(pool: list[Any], dense: dict[str, Tensor]) -> list[Any]:
+    """Weights of all tables after one step of one process on the batches of both ranks, and the first dense gradient."""
     model = Dlrm([5, 16, DIM], [12, 1], ROWS, DIM, "fused", True, 0, "cross", (2, 4))
     model.load_state_dict({**model.state_dict(), **dense})
     assert model.fused is not None
@@ -102,18 +101,14 @@ def alone(steps_pool: list[Any], dense: dict[str, Tensor]) -> list[Tensor]:
     index, offset, begin, first = [], [], 0, 0
     for table, count in enumerate(LOOKUPS):
         size = BATCH * count
-        index += [batch[1][begin : begin + size].long() + first for batch in steps_pool[:2]]
+        index += [batch[1][begin : begin + size].long() + first for batch in pool]
         begin, first = begin + size, first + ROWS[table]
         offset += [torch.full((2 * BATCH,), count)]
     lengths = torch.cat(offset)
-    output = model(
-        torch.cat([batch[0] for batch in steps_pool[:2]]),
-        torch.cat(index),
-        lengths.cumsum(0) - lengths,
-    )
-    label = torch.cat([batch[-1] for batch in steps_pool[:2]])
+    inputs, label = (torch.cat([batch[place] for batch in pool]) for place in (0, -1))
+    output = model(inputs, torch.cat(index), lengths.cumsum(0) - lengths)
     torch.nn.functional.binary_cross_entropy_with_logits(output, label).backward()
-    return [*model.fused.data.split(ROWS), *(p.grad for p in model.top.parameters())]
+    return [*model.fused.data.split(ROWS), next(model.top.parameters()).grad]
 
 
 def main(rank: int) -> dict[str, list[tuple[str, int, int]]]:
@@ -144,7 +139,7 @@ def main(rank: int) -> dict[str, list[tuple[str, int, int]]]:
             exchange_gradients(module, DDP)
         seen.clear()
         step.run(rank)
-        *expected, top_gradient = alone(step.pool, dense)[: len(ROWS) + 1]
+        *expected, top_gradient = alone(step.pool[:2], dense)
         for weight, table, place in each_part(step, rank, name):
             before, rows = weight_of(table)[place], expected[table][place]
             change = rows - before

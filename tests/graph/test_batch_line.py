@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,21 +13,19 @@ from torch import nn
 
 from pipeline import workloads
 from pipeline.graph import step_store
-from pipeline.graph.batch_line import LOW, GraphLine, NotOnALineError, same_at_any_batch
+from pipeline.graph.batch_line import LOW, same_at_any_batch
 from pipeline.graph.capture import capture
 from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.step_store import StepStore, captured
-from pipeline.graph.table import Graph, Node, Tensor, write_nodes
+from pipeline.graph.table import Graph
 from pipeline.question.compose import choices
 from pipeline.question.options import FREE_OPTIONS
 from pipeline.question.question import expand
 from pipeline.question.settings import FrozenDict
 from pipeline.schemas import to_arrow
 from pipeline.workloads.training_step import Step, host_empty
+from tests.commands import python
 from tests.workloads.small import LIKE_ANOTHER
-
-SIZES = (64, 2001)
-"""A power of two, and a large odd batch size."""
 
 TINY = [
     "model=dlrm_small", "model.tables=2", "model.rows=100", "model.bottom_mlp=[4,8]", "model.dim=8",
@@ -77,51 +73,30 @@ def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(
     steps = StepStore()
     question = replace(expand([f"model={name}"])[0], workload=FrozenDict(config))
     captured(config, 32)
-    whole = captured(config, 33)
+    captured(config, 33)
     assert len(captures) == 3, "the first batch size and the two ends of the line"
-    for size in SIZES if len(whole.table) < 600 else SIZES[1:]:
-        computed = captured(config, size)
-        assert steps.memory_bytes(question, size) == needed_bytes(computed.memory, question.gpu)
-        assert len(captures) == 3, size
-        assert same(computed, capture(config, size)), size
+    computed = captured(config, 2001)
+    assert steps.memory_bytes(question, 2001) == needed_bytes(computed.memory, question.gpu)
+    assert len(captures) == 3
+    assert same(computed, capture(config, 2001))
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    "words",
     [
-        (
-            "model=dlrm_default",
-            "model.embedding=dense",
-            "model.interaction=fused",
-            "model.dtype=fp16",
-        ),
-        (
-            "model=dlrm_open_source",
-            "model.precision=pure",
-            "model.dtype=bf16",
-            "model.optimizer=adam",
-        ),
-        ("model=bert_large", "model.attention=fused", "model.dtype=fp16", "model.mode=inference"),
-        (
-            "model=transformer",
-            "model.attention=fused",
-            "model.dtype=bf16",
-            "model.label_smoothing=0.1",
-        ),
-        (
-            "model=gnmt",
-            "model.normalised_attention=true",
-            "model.shared_embedding=true",
-            "model.dtype=tf32",
-        ),
+        "model=dlrm_default model.embedding=dense model.interaction=fused model.dtype=fp16",
+        "model=dlrm_open_source model.precision=pure model.dtype=bf16 model.optimizer=adam",
+        "model=bert_large model.attention=fused model.dtype=fp16 model.mode=inference",
+        "model=gnmt model.normalised_attention=true model.shared_embedding=true model.dtype=tf32"
+        " model.label_smoothing=0.1",
     ],
 )
-def test_options_of_a_workload_too(overrides: Sequence[str], captures: list[int]) -> None:
-    config = model(*overrides)
+def test_options_of_a_workload_too(words: str, captures: list[int]) -> None:
+    config = model(*words.split())
     captured(config, 7)
     captured(config, 512)
     assert len(captures) == 3
-    assert all(same(captured(config, size), capture(config, size)) for size in (9, 1024))
+    assert same(captured(config, 1024), capture(config, 1024))
 
 
 @pytest.mark.parametrize(
@@ -129,6 +104,7 @@ def test_options_of_a_workload_too(overrides: Sequence[str], captures: list[int]
     [
         (*TINY, "model.embedding=sparse"),
         ("model=resnet50", "model.memory_format=channels_last"),
+        ("model=custom", "model.target=tests.graph.test_batch_line:usual_step"),
     ],
 )
 @pytest.mark.usefixtures("shallow")
@@ -136,17 +112,8 @@ def test_a_workload_without_proof_is_captured_at_each_size(
     overrides: Sequence[str], captures: list[int]
 ) -> None:
     config = model(*overrides)
-    for size in (4, 8, 16):
+    for size in (4, 8):
         captured(config, size)
-    assert captures == [4, 8, 16]
-
-
-def test_users_own_steps_are_captured_at_each_size(
-    captures: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = model("model=custom", "model.target=tests.graph.test_batch_line:usual_step")
-    captured(config, 4)
-    captured(config, 8)
     assert captures == [4, 8]
 
 
@@ -166,8 +133,6 @@ def test_a_damaged_end_of_the_line_is_made_anew(captures: list[int], tmp_path: P
     for entry in (tmp_path / "cache").rglob("*.parquet"):
         entry.write_bytes(b"PAR1")
     assert same(captured(config, 9), capture(config, 9)) and captures[-1] == 9
-    captured(config, LOW), captured(config, captures[2])
-    assert same(captured(config, 10), capture(config, 10)) and captures[-1] != 10
 
 
 def step_of(forward: Any, config: Any, batch: int, device: str) -> Step:
@@ -189,18 +154,8 @@ def switching_step(config: Any, batch: int, device: str) -> Step:
     )
 
 
-def threshold_step(config: Any, batch: int, device: str) -> Step:
-    return step_of(
-        lambda y: torch.relu(y) if y.shape[0] > 100_000 else torch.tanh(y), config, batch, device
-    )
-
-
 def squared_step(config: Any, batch: int, device: str) -> Step:
     return step_of(lambda y: (y @ y.T).view(-1), config, batch, device)
-
-
-def rounded_step(config: Any, batch: int, device: str) -> Step:
-    return step_of(lambda y: y[: y.shape[0] // 8 * 8], config, batch, device)
 
 
 @pytest.mark.parametrize(
@@ -208,9 +163,7 @@ def rounded_step(config: Any, batch: int, device: str) -> Step:
     [
         (usual_step, True, True),
         (switching_step, False, False),
-        (threshold_step, False, False),
         (squared_step, True, False),
-        (rounded_step, False, False),
     ],
 )
 def test_what_depends_on_the_batch_size_otherwise_is_found(
@@ -224,31 +177,6 @@ def test_what_depends_on_the_batch_size_otherwise_is_found(
     del captures[:]
     assert same(captured(config, 512), capture(config, 512))
     assert captures == ([] if computed else [512])
-
-
-def graph(batch: int, *shape: int, text: Any = "x") -> Graph:
-    """A graph of one operator."""
-    tensor = Tensor(shape, "fp32")
-    node = Node(0, "aten::relu", inputs=(tensor,), outputs=(tensor,), values=(text,))
-    return replace(Graph(write_nodes([node])), batch_size=batch)
-
-
-def test_only_whole_numbers_with_a_whole_slope_are_on_a_line() -> None:
-    line = GraphLine(graph(2, 6, 5), graph(101, 303, 5))
-    assert (
-        same(line.at(7), graph(7, 21, 5))
-        and line.holds(graph(9, 27, 5))
-        and not line.holds(graph(9, 28, 5))
-    )
-    for other in (
-        graph(101, 304, 5),
-        graph(101, 303, 5, 1),
-        *(graph(101, 303, 5, text=text) for text in ("y", 0.5)),
-    ):
-        with pytest.raises(NotOnALineError):
-            GraphLine(graph(2, 6, 5), other).at(7)
-    with pytest.raises(NotOnALineError):
-        GraphLine(graph(2, 6, text=0.5), graph(101, 303, text=0.25)).at(7)
 
 
 ASK = """
@@ -267,8 +195,8 @@ def test_another_batch_size_loads_no_pytorch_and_predicts_what_a_capture_does(
         return {"words": [*TINY, "predict.draws=16", f"batch_size={batch}"]}
 
     exec(ASK, asked(2048))
-    code = f"words = {asked(3000)['words']}\n{ASK}\nprint(numbers, 'torch' in sys.modules)"
-    shown = subprocess.check_output([sys.executable, "-c", code], text=True)
+    code = "".join(f"words = {asked(batch)['words']}\n{ASK}\n" for batch in (2048, 3000))
+    shown = python(f"{code}\nprint(numbers, 'torch' in sys.modules)").stdout
     monkeypatch.setenv("STEPTIME_CACHE", "none")
     exec(ASK, here := asked(3000))
     assert shown == f"{here['numbers']} False\n" and captures[-1] == 3000

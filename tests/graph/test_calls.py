@@ -1,11 +1,13 @@
 """Sizes of device calls, by hand."""
 
-import time
+import json
+import math
 
 import pytest
 import torch
 
-from pipeline.families import FAMILIES
+from pipeline.families.conv_shape import ConvShape
+from pipeline.families.dims import Dims
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.opmap import rows
 from pipeline.graph.sizes import SIZES
@@ -19,13 +21,12 @@ def call(name, *inputs, values=(), outputs=(), device="cuda", gpu=None):
     return map_calls(Graph(write_nodes([node])), gpu=gpu, device=device)
 
 
+def fp32(*shape):
+    return Tensor(shape, "fp32")
+
+
 def test_linear_counts_products_twice_and_reads_its_bias():
-    found = call(
-        "aten::addmm",
-        Tensor((32,), "fp32"),
-        Tensor((1024, 64), "fp32"),
-        Tensor((64, 32), "fp32", (1, 64)),
-    )
+    found = call("aten::addmm", fp32(32), fp32(1024, 64), Tensor((64, 32), "fp32", (1, 64)))
     row = found[found["family"] == "gemm"].iloc[0]
     assert (row["B"], row["M"], row["N"], row["K"], row["trans_b"]) == (1, 1024, 64, 32, 1)
     assert row["flops"] == 2 * 1024 * 64 * 32
@@ -34,48 +35,22 @@ def test_linear_counts_products_twice_and_reads_its_bias():
 
 def test_only_the_second_factor_of_a_layer_counts_as_turned_where_no_strides_say_it():
     """On an A100 such a product is split unless its second factor is a layer's weight."""
-    a, b, bias = (Tensor(shape, "fp32") for shape in ((1280, 1280), (1280, 1024), (1024,)))
-    plain, layer = (
-        call(*each, gpu=load_gpu("A100"))
-        for each in (("aten::mm", a, b), ("aten::addmm", bias, a, b))
-    )
-    assert (len(plain), len(layer)) == (2, 1)
+    factors, gpu = (fp32(1280, 1280), fp32(1280, 1024)), load_gpu("A100")
+    assert len(call("aten::mm", *factors, gpu=gpu)) == 2
+    assert len(call("aten::addmm", fp32(1024), *factors, gpu=gpu)) == 1
 
 
 def test_bias_of_a_single_output_is_copied_first():
-    found = call(
-        "aten::addmm", Tensor((1,), "fp32"), Tensor((128, 64), "fp32"), Tensor((64, 1), "fp32")
-    )
+    found = call("aten::addmm", fp32(1), fp32(128, 64), fp32(64, 1))
     assert list(found["family"])[:2] == ["elementwise", "gemm"]
 
 
-def test_broadcast_operands_are_read_once():
-    row = call(
-        "aten::add",
-        Tensor((100, 8), "fp32"),
-        Tensor((8,), "fp32"),
-        outputs=(Tensor((100, 8), "fp32"),),
-    ).iloc[0]
-    assert (row["bytes_read"], row["bytes_written"]) == (4 * (800 + 8), 3200)
-    assert row["op"] == "add"
-
-
-def test_scalar_operands_have_their_own_model():
-    row = call(
-        "aten::mul",
-        Tensor((100, 8), "fp32"),
-        Tensor((), "fp64", (), True),
-        outputs=(Tensor((100, 8), "fp32"),),
-    )
-    assert row["op"].iloc[0] == "mulu"
-
-
-@pytest.mark.parametrize("name, op", [("aten::max", "maximum"), ("aten::min", "minimum")])
-def test_extremes_of_two_tensors_are_elementwise(name, op):
-    x = Tensor((100, 8), "fp32")
-    row = call(name, x, x, outputs=(x,)).iloc[0]
-    assert (row["family"], row["op"], row["bytes_read"]) == ("elementwise", op, 2 * 3200)
-    assert call(name, x, outputs=(Tensor((), "fp32"),)).iloc[0]["family"] == "reduction"
+def test_broadcast_operands_are_read_once_and_scalars_have_their_own_model():
+    x = fp32(100, 8)
+    row = call("aten::add", x, fp32(8), outputs=(x,)).iloc[0]
+    assert (row["bytes_read"], row["bytes_written"], row["op"]) == (4 * (800 + 8), 3200, "add")
+    scalar = Tensor((), "fp64", (), True)
+    assert call("aten::mul", x, scalar, outputs=(x,))["op"].iloc[0] == "mulu"
 
 
 @pytest.mark.parametrize(
@@ -90,30 +65,9 @@ def test_batch_norm_with_known_statistics_reads_its_images_once(name, training, 
     assert (row["op"], row["bytes_read"] // x.bytes, row["bytes_written"]) == (op, reads, x.bytes)
 
 
-@pytest.mark.parametrize(
-    "name", ["_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_nearest_exact2d"]
-)
-def test_resizing_reads_the_image_and_writes_the_resized_one(name):
-    small, large = Tensor((8, 64, 16, 16), "fp32"), Tensor((8, 64, 32, 32), "fp32")
-    row = call(f"aten::{name}", small, outputs=(large,)).iloc[0]
-    assert (row["family"], row["bytes_read"], row["bytes_written"]) == (
-        "elementwise",
-        small.bytes,
-        large.bytes,
-    )
-    back = call(f"aten::{name}_backward", large, outputs=(small,)).iloc[-1]
-    assert (back["family"], back["bytes_read"], back["bytes_written"]) == (
-        "elementwise",
-        large.bytes,
-        small.bytes,
-    )
-
-
 CONVOLUTIONS = {
-    "line": ((4, 16, 100), (32, 16, 5), [2], [2], [1]),
-    "dilated line": ((4, 16, 100), (32, 16, 3), [1], [4], [4]),
+    "line": ((4, 16, 100), (32, 16, 3), [1], [4], [4]),
     "image": ((4, 16, 20, 30), (32, 16, 3, 5), [2, 1], [1, 2], [1, 1]),
-    "row of an image": ((4, 16, 20, 30), (32, 16, 1, 5), [1, 1], [0, 4], [1, 2]),
     "volume": ((4, 16, 9, 20, 30), (32, 16, 3, 5, 3), [2, 1, 3], [0, 2, 1], [1, 1, 1]),
 }  # fmt: skip
 
@@ -121,32 +75,18 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_dims_of_convolutions_say_their_arithmetic(kind, transposed):
-    from pipeline.families.conv_shape import ConvShape
-    from pipeline.families.dims import Dims
-
     image, weight, stride, padding, dilation = CONVOLUTIONS[kind]
     sides = [
         (size + 2 * p - d * (k - 1) - 1) // s + 1
         for size, k, s, p, d in zip(image[2:], weight[2:], stride, padding, dilation, strict=True)
     ]
-    x, y = Tensor(image, "fp32"), Tensor((4, 32, *sides), "fp32")
+    x, y, w = fp32(*image), fp32(4, 32, *sides), fp32(*weight)
     given, result = (y, x) if transposed else (x, y)
     values = (None, None, None, stride, padding, dilation, transposed, [0] * len(stride), 1)
-    row = call(
-        "aten::convolution",
-        given,
-        Tensor(weight, "fp32"),
-        None,
-        *[None] * 6,
-        values=values,
-        outputs=(result,),
-    )
-    weights = Tensor(weight, "fp32").numel
-    assert (
-        ConvShape.of(Dims(row.head(1))).flops[0]
-        == row.iloc[0]["flops"]
-        == 2 * 4 * Tensor((*sides,), "").numel * weights
-    )
+    inputs = (given, w, *[None] * 7)
+    row = call("aten::convolution", *inputs, values=values, outputs=(result,)).head(1)
+    expected = 2 * 4 * math.prod(sides) * w.numel
+    assert ConvShape.of(Dims(row)).flops[0] == row["flops"][0] == expected
 
 
 @pytest.mark.parametrize(
@@ -154,56 +94,35 @@ def test_dims_of_convolutions_say_their_arithmetic(kind, transposed):
 )
 def test_convolutions_of_libraries_are_read_by_their_schema(name):
     image, weight, stride, padding, dilation = CONVOLUTIONS["image"]
-    told = {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "groups": 2,
-        "output_padding": [7, 7],
-    }
-    arguments = [
-        argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments
+    told = {"stride": stride, "padding": padding, "dilation": dilation, "groups": 2}
+    told["output_padding"] = [7, 7]
+    values = [
+        told.get(each.name) for each in getattr(torch.ops.aten, name).default._schema.arguments
     ]
-    x, w = Tensor(image, "fp32"), Tensor((weight[0], weight[1] // 2, *weight[2:]), "fp32")
-    row = call(
-        f"aten::{name}",
-        x,
-        w,
-        *[None] * (len(arguments) - 2),
-        values=[told.get(key) for key in arguments],
-        outputs=(Tensor((4, 32, 10, 30), "fp32"),),
-    ).iloc[0]
-    found = [
-        row[key] for key in ("stride", "stride_w", "padding", "padding_w", "dilation", "groups")
-    ]
-    assert found == [*stride, *padding, 1, 2]
+    inputs = (fp32(*image), fp32(32, 8, *weight[2:]), *[None] * (len(values) - 2))
+    row = call(f"aten::{name}", *inputs, values=values, outputs=(fp32(4, 32, 10, 30),)).iloc[0]
+    names = ["stride", "stride_w", "padding", "padding_w", "dilation", "groups"]
+    assert list(row[names]) == [*stride, *padding, 1, 2]
 
 
 def test_sum_of_rows_clears_semaphores_when_blocks_share_outputs():
-    wide, narrow = Tensor((1024, 512), "fp32"), Tensor((512, 1024), "fp32")
-    assert list(call("aten::sum", wide, None, values=(None, [0]))["family"]) == [
-        "memset",
-        "reduction",
-    ]
-    assert list(call("aten::sum", narrow, None, values=(None, [0]))["family"]) == ["reduction"]
+    wide, narrow = (
+        list(call("aten::sum", fp32(*shape), None, values=(None, [0]))["family"])
+        for shape in ((1024, 512), (512, 1024))
+    )
+    assert (wide, narrow) == (["memset", "reduction"], ["reduction"])
 
 
 def test_copies_between_like_tensors_are_memory_copies_and_others_kernels():
     x = Tensor((64, 32), "fp32", (32, 1))
     turned = Tensor((64, 32), "fp32", (1, 64))
     half = Tensor((64, 32), "bf16", (32, 1))
-    kinds = {
-        name: call("aten::copy_", x, source)[["family", "op", "api"]].iloc[0].tolist()
-        for name, source in (("same", x), ("turned", turned), ("cast", half))
-    }
-    assert kinds["same"] == ["memcpy_d2d", "memcpy", "cudaMemcpyAsync"]
-    assert kinds["turned"] == ["copy", "transpose", "cudaLaunchKernel"]
-    assert kinds["cast"] == ["elementwise", "cast", "cudaLaunchKernel"]
-
-
-def test_item_waits_for_the_device():
-    row = call("aten::_local_scalar_dense", Tensor((), "fp32")).iloc[0]
-    assert row["family"] == "memcpy_d2h" and row["blocking"]
+    calls = [call("aten::copy_", x, source).iloc[0] for source in (x, turned, half)]
+    assert [list(each[["family", "op", "api"]]) for each in calls] == [
+        ["memcpy_d2d", "memcpy", "cudaMemcpyAsync"],
+        ["copy", "transpose", "cudaLaunchKernel"],
+        ["elementwise", "cast", "cudaLaunchKernel"],
+    ]
 
 
 def test_work_on_host_tensors_is_no_device_call():
@@ -211,83 +130,33 @@ def test_work_on_host_tensors_is_no_device_call():
     assert call("aten::add", x, x, outputs=(x,)).empty
 
 
-def test_interaction_index_has_its_own_family():
-    square, at = Tensor((16, 27, 27), "fp32"), Tensor((351,), "int64")
-    row = call("aten::index", square, (at, at), outputs=(Tensor((16, 351), "fp32"),)).iloc[0]
-    assert (row["family"], row["B"], row["F"]) == ("tril_index_forward", 16, 27)
-    other = call(
-        "aten::index", Tensor((16, 27), "fp32"), (at,), outputs=(Tensor((351, 27), "fp32"),)
-    ).iloc[0]
-    assert other["family"] == "index"
-
-
 @pytest.mark.parametrize(
-    "sizes, depth, expected",
+    "sizes, expected",
     [
-        ([10], 2, [(10, 1)]),
-        ([1] * 64, 2, [(64, 64)]),
-        ([1] * 65, 2, [(64, 64), (1, 1)]),
-        ([65536 * 321], 2, [(65536 * 320, 1), (65536, 1)]),
-        ([65536 * 320, 5], 2, [(65536 * 320, 1), (5, 1)]),
+        ([1] * 65, [(64, 64), (1, 1)]),
+        ([65536 * 321], [(65536 * 320, 1), (65536, 1)]),
+        ([65536 * 320, 5], [(65536 * 320, 1), (5, 1)]),
     ],
 )
-def test_foreach_launches_follow_multi_tensor_apply(sizes, depth, expected):
-    assert launches(sizes, depth) == expected
+def test_foreach_launches_follow_multi_tensor_apply(sizes, expected):
+    assert launches(sizes, 2) == expected
 
 
 @pytest.mark.parametrize(("tokens", "sorts"), [(3072, False), (3073, True)])
 def test_gradients_of_few_indices_are_not_sorted(tokens, sorts):
-    gradient, indices = Tensor((tokens, 64), "fp32"), Tensor((tokens,), "int64")
-    found = call(
-        "aten::embedding_dense_backward",
-        gradient,
-        indices,
-        None,
-        None,
-        None,
-        values=(None, None, 30_000, -1, False),
-    )
+    inputs = (fp32(tokens, 64), Tensor((tokens,), "int64"), None, None, None)
+    values = (None, None, 30_000, -1, False)
+    found = call("aten::embedding_dense_backward", *inputs, values=values)
     assert ("sort" in set(found["family"])) is sorts
     update = found[found["family"] == "embedding_backward"].iloc[0]
-    assert (
-        update["op"] == "dense"
-        and ('"sorted":false' in update["attributes"].replace(" ", "")) is not sorts
-    )
+    assert update["op"] == "dense"
+    assert json.loads(update["attributes"] or "{}").get("sorted", True) is sorts
 
 
-def test_foreach_on_fp16_halves_the_bytes():
-    for dtype, element in (("fp32", 4), ("fp16", 2)):
-        lists = (Tensor((100,), dtype), Tensor((50,), dtype))
-        row = call("aten::_foreach_add_", lists, lists).iloc[0]
-        assert (row["bytes"], row["tensors"], row["bytes_read"]) == (
-            150 * element,
-            2,
-            300 * element,
-        )
-
-
-def test_on_the_cpu_an_operator_is_one_blocking_call():
-    x, at = Tensor((16, 9, 9), "fp32"), Tensor((36,), "int64")
-    found = call(
-        "aten::index_put",
-        x,
-        (at, at),
-        Tensor((16, 36), "fp32"),
-        None,
-        values=(None, None, None, True),
-        device="cpu",
-    )
-    assert found[["api", "family", "blocking"]].values.tolist() == [
-        ["cpu", "tril_index_backward", True]
-    ]
-
-
-def test_every_row_of_the_map_names_known_families_and_size_functions():
+def test_every_row_of_the_map_names_its_evidence_and_known_size_functions():
     for row in rows().values():
         assert row.evidence, row.op
-        for rule in row.calls:
-            assert rule.family in FAMILIES, (row.op, rule.family)
-            assert rule.size in SIZES, (row.op, rule.size)
+        assert {rule.size for rule in row.calls} <= set(SIZES), row.op
 
 
 def test_a_trace_without_shapes_still_has_its_launches():
@@ -295,9 +164,7 @@ def test_a_trace_without_shapes_still_has_its_launches():
     assert len(found) == 6 and (found["flops"] == 0).all()
 
 
-def test_the_launches_of_a_huge_tensor_are_counted_at_once():
-    """A loop over its 1.5e7 chunks takes minutes, and a step may have hundreds of such tensors."""
-    begin = time.process_time()
-    found = launches([10**12, 5], 3)
-    assert sum(elements for elements, _ in found) == 10**12 + 5 and found[-1][1] == 2
-    assert time.process_time() - begin < 2
+def test_an_operator_without_a_row_is_counted_with_its_bytes():
+    x = fp32(8, 4)
+    row = call("mylib::mystery", x, outputs=(x,)).iloc[0]
+    assert (row["family"], row["bytes_read"], row["bytes_written"]) == ("other", 128, 128)

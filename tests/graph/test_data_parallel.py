@@ -33,8 +33,12 @@ from tests.graph.gloo_buckets import CASES
 GPU = "A100-SXM4-80GB"
 
 
-def options(**changed: Any) -> dict[str, Any]:
-    return {"layout": {"dp": 2}, "ddp": {**asdict(DdpSettings()), **changed}}
+def asked(*words: str) -> tuple[Graph, pd.DataFrame]:
+    """The graph and the calls of a shipped workload on two A100."""
+    given = dict(word.split("=", 1) for word in (f"gpu={GPU}", "devices=2", *words))
+    question = ask([f"{key}={value}" for key, value in given.items()])
+    graph = capture(question.workload.plain(), 4)
+    return graph, map_calls(graph, question.gpu)
 
 
 def captured_step(
@@ -43,7 +47,8 @@ def captured_step(
     """The operators and device calls of a step as one of two ranks runs it."""
     from pipeline.as_on_cuda.recording_group import recording_group
 
-    config = {"architecture": "custom", "optimizer": "none", **options(**changed)}
+    ddp = {**asdict(DdpSettings()), **changed}
+    config = {"architecture": "custom", "optimizer": "none", "layout": {"dp": 2}, "ddp": ddp}
     with recording_group(Layout((("dp", 2),))):
         with torch.device("meta"):
             model = make()
@@ -52,15 +57,14 @@ def captured_step(
     return nodes, map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
 
 
-def run_real(module: str, out: Path, ranks: int = 2) -> str:
-    """What real processes of a module, one a rank, write to a file."""
+def run_real(module: str, out: Path, ranks: int = 2) -> Any:
+    """What the first of real processes of a module, one a rank, writes to a file."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", module]
     running = [
         subprocess.Popen(
-            [*command, str(rank), str(port), str(out), str(ranks)],
+            [sys.executable, "-m", module, *map(str, (rank, port, out, ranks))],
             cwd=project_dir(),
             stderr=subprocess.PIPE,
             text=True,
@@ -69,15 +73,13 @@ def run_real(module: str, out: Path, ranks: int = 2) -> str:
     ]
     said = [rank.communicate(timeout=180)[1] for rank in running]
     assert [rank.returncode for rank in running] == [0] * ranks, said
-    return out.read_text()
+    return ast.literal_eval(out.read_text())
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
+def real(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Bytes of the buckets of two real processes, by case, in the order of their exchange."""
-    out = tmp_path_factory.mktemp("gloo") / "buckets.txt"
-    buckets: dict[str, list[int]] = ast.literal_eval(run_real("tests.graph.gloo_buckets", out))
-    return buckets
+    return run_real("tests.graph.gloo_buckets", tmp_path_factory.mktemp("gloo") / "buckets.txt")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -90,15 +92,11 @@ def test_buckets_are_those_of_two_real_processes(name: str, real: dict[str, list
 
 
 def test_the_exchange_overlaps_the_backward_pass_and_the_optimizer_waits_for_it() -> None:
-    question = ask(["gpu=A100-SXM4-80GB", "model=resnet50", "batch_size=4", "devices=2"])
-    graph = capture(question.workload.plain(), 4)
-    calls, waits = map_calls(graph, question.gpu), {}
+    graph, calls = asked("model=resnet50")
     waits = stream_waits(graph.table, calls)
-    reduced = calls.index[(calls["op"] == "all_reduce")].tolist()
+    reduced = calls.index[calls["op"] == "all_reduce"]
     assert all(waits[row] == (row - 1,) for row in reduced)  # the kernel that fills the bucket
-    backward = calls.index[
-        (calls["phase"] == "backward") & (calls["family"].str.startswith("conv2d"))
-    ]
+    backward = calls.query("phase == 'backward' and family.str.startswith('conv2d')").index
     assert reduced[0] < backward.max()  # it starts while there is computation left
     first_after = min(row for row, awaited in waits.items() if awaited == (reduced[-1],))
     update = calls.index[calls["phase"] == "optimizer"].min()
@@ -110,22 +108,19 @@ def test_the_exchange_overlaps_the_backward_pass_and_the_optimizer_waits_for_it(
 
 @pytest.mark.usefixtures("shallow")
 def test_a_shared_update_scatters_gradients_gathers_weights_and_divides_the_states() -> None:
-    words = ["gpu=A100-SXM4-80GB", "model=resnet50", "batch_size=4", "model.optimizer=adam"]
-    graphs = {
-        zero: capture(ask([*words, "devices=4", f"parallel.zero={zero}"]).workload.plain(), 4)
+    (plain, _), (graph, calls) = (
+        asked("model=resnet50", "model.optimizer=adam", "devices=4", f"parallel.zero={zero}")
         for zero in ("false", "true")
-    }
-    calls = map_calls(graphs["true"], load_gpu("A100-SXM4-80GB"))
+    )
+    whole, part = plain.memory, graph.memory
     moved = calls[calls["family"] == "collective"].groupby("op")["bytes"].sum()
-    weights = graphs["true"].memory.gradients
-    assert moved["reduce_scatter"] == moved["all_gather"] == weights
-    whole, part = (graphs[zero].memory for zero in ("false", "true"))
+    assert moved["reduce_scatter"] == moved["all_gather"] == part.gradients
     assert part.optimizer == pytest.approx(whole.optimizer / 4, rel=0.01)
     assert whole.peak - part.peak == pytest.approx(0.75 * whole.optimizer, rel=0.05)
     update = calls[(calls["phase"] == "optimizer") & (calls["op"] == "foreach_sqrt")]
-    assert update["bytes_read"].sum() == pytest.approx(weights / 4, rel=0.01)
-    gathered = calls.index[calls["op"] == "all_gather"]
-    assert len(gathered) == 1 and gathered[0] > update.index[-1]
+    assert update["bytes_read"].sum() == pytest.approx(part.gradients / 4, rel=0.01)
+    (gathered,) = calls.index[calls["op"] == "all_gather"]
+    assert gathered > update.index[-1]
 
 
 @pytest.mark.parametrize("word", ["parallel.compression=bf16", "model.compile=true"])
@@ -136,135 +131,74 @@ def test_a_shared_update_refuses_what_it_does_not_exchange(word: str) -> None:
 
 @pytest.mark.usefixtures("shallow")
 def test_buckets_cost_memory_unless_gradients_are_views_of_them() -> None:
-    peaks = {}
-    for views in (False, True):
-        question = ask(
-            [
-                "gpu=A100-SXM4-80GB",
-                "model=resnet50",
-                "batch_size=4",
-                "devices=2",
-                f"parallel.gradient_as_bucket_view={str(views).lower()}",
-            ]
-        )
-        peaks[views] = capture(question.workload.plain(), 4).memory.peak
-    alone = capture(question.alone().workload.plain(), 4).memory
-    assert peaks[False] - alone.peak == pytest.approx(alone.parameters, rel=0.02)
-    assert peaks[True] == pytest.approx(alone.peak, rel=0.12)
-    assert peaks[True] < peaks[False]
+    copied, views = (
+        asked("model=resnet50", f"parallel.gradient_as_bucket_view={each}")[0].memory.peak
+        for each in ("false", "true")
+    )
+    alone = capture(ask(["model=resnet50"]).workload.plain(), 4).memory
+    assert copied - alone.peak == pytest.approx(alone.parameters, rel=0.02)
+    assert views == pytest.approx(alone.peak, rel=0.12) and views < copied
 
 
-def test_gradients_in_half_precision_are_half_the_bytes() -> None:
-    sums = {}
-    for dtype in ("none", "fp16", "bf16"):
-        question = ask(
-            [
-                "gpu=A100",
-                "model=dlrm_small",
-                "batch_size=4",
-                "devices=2",
-                f"parallel.compression={dtype}",
-            ]
-        )
-        calls = map_calls(capture(question.workload.plain(), 4), question.gpu)
-        sums[dtype] = calls.loc[calls["op"] == "all_reduce", "bytes"].sum()
-    assert sums["fp16"] == sums["bf16"] == sums["none"] / 2
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [
+        (("model=dlrm_small", "parallel.compression=bf16"), 0.5),
+        (("model=dlrm_small", "parallel.compression=fp16"), 0.5),
+        (("model=timm", "model.name=test_resnet", "model.accumulation=2"), 1),
+    ],
+)
+def test_gradients_are_exchanged_once_and_compressed_to_half(
+    words: tuple[str, ...], share: float
+) -> None:
+    sums = []
+    for given in (words[:-1], words):
+        _, calls = asked(*given)
+        sums.append(calls.loc[calls["op"] == "all_reduce", "bytes"].sum())
+    assert sums[1] == share * sums[0] > 0
 
 
 def test_tables_without_dense_gradients_are_refused_with_what_to_take() -> None:
-    question = ask(["gpu=A100", "model=dlrm_small", "devices=2", "model.embedding=fused"])
     with pytest.raises(InputError, match=r"model\.embedding=dense"):
-        capture(question.workload.plain(), 64)
+        asked("model=dlrm_small", "model.embedding=fused")
 
 
-def test_a_users_own_wrapper_is_captured_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "wrapped_by_user.py").write_text(
-        "import torch\nfrom torch import nn\nfrom torch.nn.parallel import DistributedDataParallel"
-        " as DDP\nfrom pipeline.workloads.training_step import Step\ndef make_step(config,"
-        " batch_size, device):\n    with torch.device(device):\n        model ="
-        " DDP(nn.Sequential(nn.Linear(700, 700), nn.Linear(700, 10)), bucket_cap_mb=1)\n    assert"
-        " torch.distributed.get_world_size() == 16\n    def procedure(batch, optimizers):\n       "
-        " with model.no_sync():\n            model(batch[0]).sum().backward()\n       "
-        " model(batch[0]).sum().backward()\n        optimizers[0].step();"
-        " optimizers[0].zero_grad()\n    return Step([model], [(torch.rand(batch_size, 700),)],"
-        " None, None, device, config, procedure=procedure)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    question = ask(
-        [
-            "gpu=A100-SXM4-80GB",
-            "model=custom",
-            "model.target=wrapped_by_user:make_step",
-            "batch_size=8",
-            "devices=16",
-        ]
-    )
-    calls = map_calls(capture(question.workload.plain(), 8), question.gpu)
+def test_a_users_own_wrapper_is_captured_as_it_is() -> None:
+    def step(config: Any, batch_size: int, device: str) -> Step:
+        with torch.device(device):
+            model = DistributedDataParallel(nn.Linear(700, 700), bucket_cap_mb=1)
+        assert torch.distributed.get_world_size() == 16
+
+        def procedure(batch: Any, _: Any) -> None:
+            with model.no_sync():
+                model(batch[0]).sum().backward()
+            model(batch[0]).sum().backward()
+
+        batch = (torch.rand(batch_size, 700),)
+        return Step([model], [batch], None, None, device, config, procedure=procedure)
+
+    calls = predict(GPU, step=step, batch_size=8, devices=16).calls
+    assert calls is not None
     reduced = calls[calls["op"] == "all_reduce"]
-    assert reduced["bytes"].sum() == 4 * (
-        701 * 700 + 701 * 10
-    )  # once, although there are two backward passes
-    assert set(reduced["ranks"]) == {16}
+    # once, although there are two backward passes
+    assert reduced["bytes_read"].sum() == 4 * 701 * 700
 
 
 def test_a_module_that_the_user_wraps_exchanges_what_it_exchanges_unwrapped() -> None:
-    def layers() -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(700, 700),
-            nn.ReLU(),
-            nn.Linear(700, 10),
-        )
-
     def exchange_us(model: Any) -> float:
-        batch, loss = (
-            lambda size: (torch.rand(size, 700), torch.randint(10, (size,))),
-            nn.CrossEntropyLoss(),
-        )
-        step = predict(
-            GPU,
-            model=model,
-            batch=batch,
-            loss=loss,
-            optimizer=torch.optim.SGD,
-            batch_size=8,
-            devices=4,
-        )
+        batch = torch.rand(8, 700), torch.randint(10, (8,))
+        step = predict(GPU, model=model, batch=batch, loss=nn.CrossEntropyLoss(), devices=4)
         assert step.several is not None
         return step.several.communication_us
 
-    assert exchange_us(lambda: DistributedDataParallel(layers())) == exchange_us(layers) > 0
-
-
-def test_accumulated_gradients_are_exchanged_once() -> None:
-    sums = {}
-    for parts in (1, 2):
-        question = ask(
-            [
-                "gpu=A100",
-                "model=torchvision",
-                "model.name=resnet18",
-                "batch_size=4",
-                "devices=2",
-                f"model.accumulation={parts}",
-            ]
-        )
-        calls = map_calls(capture(question.workload.plain(), 4), question.gpu)
-        sums[parts] = calls.loc[calls["op"] == "all_reduce", "bytes"].sum()
-    assert sums[1] == sums[2] > 0
+    plain = lambda: nn.Linear(700, 10)  # noqa: E731
+    assert exchange_us(lambda: DistributedDataParallel(plain())) == exchange_us(plain) > 0
 
 
 def test_what_only_one_gpu_is_predicted_with_is_refused_for_several() -> None:
-    def step(config: Any, batch_size: int, device: str) -> Step:
-        with torch.device(device):
-            model = nn.DataParallel(nn.Linear(8, 8))
-        return Step(
-            [model], [(torch.rand(batch_size, 8),)], lambda x: model(x).sum(), None, device, config
-        )
-
+    batch, model = (torch.rand(8, 8), torch.rand(8, 8)), lambda: nn.DataParallel(nn.Linear(8, 8))
     with pytest.raises(InputError, match="leave out devices=, or take DistributedDataParallel"):
-        predict("A100", step=step, batch_size=8, devices=4)
+        predict("A100", model=model, batch=batch, loss=nn.MSELoss(), devices=4)
 
 
 def test_norms_of_all_ranks_exchange_their_sums_in_both_directions() -> None:
@@ -274,10 +208,10 @@ def test_norms_of_all_ranks_exchange_their_sums_in_both_directions() -> None:
 
     nodes, calls = captured_step(make, torch.empty(4, 3, 16, 16))
     gathered = calls.loc[calls["op"] == "all_gather", "bytes"].tolist()
-    sums, *buckets = calls.loc[calls["op"] == "all_reduce", "bytes"].tolist()
+    reduced = calls.loc[calls["op"] == "all_reduce", "bytes"].tolist()
     # 24 means, 24 deviations and a count of each of 2 ranks; then 2 x 24 sums for the gradient; then all weights
     assert gathered == [4 * 2 * 49]
-    assert sums == 4 * 48 and buckets == [4 * (3 * 24 * 9 + 24 + 24 + 24)]
+    assert reduced == [4 * 48, 4 * (3 * 24 * 9 + 24 + 24 + 24)]
     image = 4 * 4 * 24 * 14 * 14
     read = calls.set_index(calls["node_id"].map({n.node_id: n.name for n in nodes}))["bytes_read"]
     assert read["aten::batch_norm_stats"] == image
@@ -287,73 +221,28 @@ def test_norms_of_all_ranks_exchange_their_sums_in_both_directions() -> None:
     assert copies >= 3, "PyTorch's masks make the host wait three times"
 
 
-def test_a_collective_names_the_axis_of_its_group() -> None:
+def test_a_collective_names_the_axis_of_its_group_and_is_awaited_at_its_first_use() -> None:
     import torch.distributed as dist
+    from torch.distributed import _functional_collectives as functional
 
+    from pipeline.as_on_cuda.functional_exchanges import functional_collectives_recorded
     from pipeline.as_on_cuda.recording_group import recording_group
 
     def exchange(batch: torch.Tensor) -> torch.Tensor:
         for group in groups:
             dist.all_reduce(batch, group=group)
-        return batch.sum()
+        summed = functional.all_reduce(batch, "sum", dist.group.WORLD)
+        batch.mul(2)
+        return summed.add(1).sum()
 
     layout = Layout((("tp", 2), ("dp", 2)))
     config = {"architecture": "custom", "optimizer": "none", "mode": "inference"}
-    with recording_group(layout):
+    with recording_group(layout), functional_collectives_recorded():
         groups = [None, *(dist.new_group(ranks) for ranks in ([0, 1], [0, 2], [0, 3]))]
         step = Step([], [(torch.empty(8, device="meta"),)], exchange, None, "meta", config)
-        nodes, memory, *_ = observe(step, False, config)
-    reduced = [node.attributes for node in nodes if node.name == "nccl:all_reduce"]
+        nodes = observe(step, False, config)[0]
+    *reduced, _ = (node.attributes for node in nodes if node.name == "nccl:all_reduce")
     assert [each["axis"] for each in reduced] == ["world", "tp", "dp", ""]
     assert [each["ranks"] for each in reduced] == [4, 2, 2, 2]
-    calls = map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
-    assert calls.loc[calls["family"] == "collective", "stream"].nunique() == 3
-
-
-def test_objects_of_the_host_are_exchanged_without_a_call_of_the_device() -> None:
-    def make_step(config: dict[str, Any], batch_size: int, device: str) -> Step:
-        torch.distributed.init_process_group("nccl")
-        with torch.device(device):
-            model = DistributedDataParallel(nn.Linear(256, 10))
-
-        def run(batch: Any, optimizers: Any) -> None:
-            model(batch[0]).sum().backward()
-            torch.distributed.broadcast_object_list([{"stop": False}], 0)
-
-        batch = (torch.rand(batch_size, 256),)
-        return Step([model], [batch], None, None, device, config, procedure=run)
-
-    answer = predict(GPU, step=make_step, batch_size=64, devices=4)
-    assert answer.several is not None and answer.several.communication_us > 0
-
-
-def test_a_kernel_behind_two_waits_awaits_both_collectives() -> None:
-    names = [
-        "aten::mm",
-        "nccl:all_reduce",
-        "nccl:all_reduce",
-        "c10d::wait",
-        "c10d::wait",
-        "aten::add",
-    ]
-    said = ["{}", '{"collective": 0}', '{"collective": 1}', '{"awaits": 0}', '{"awaits": 1}', "{}"]
-    numbers = range(len(names))
-    graph = pd.DataFrame({"order": numbers, "node_id": numbers, "name": names, "attributes": said})
-    calls = pd.DataFrame({"node_id": [0, 1, 2, 5], "stream": [0, 1, 2, 0]})
-    assert stream_waits(graph, calls)[3] == (1, 2)
-
-
-class AwaitedTwice(nn.Linear):
-    """A layer of a sum over the ranks, for which it waits again where nothing runs any more."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        work = torch.distributed.all_reduce(own := x * 1, async_op=True)
-        work.wait()
-        work.wait()
-        return super().forward(own)
-
-
-def test_a_wait_for_what_was_awaited_is_no_wait():
-    nodes, _ = captured_step(lambda: AwaitedTwice(4, 4), torch.rand(4, 4, device="meta"))
-    awaited = [node.attributes["awaits"] for node in nodes if node.name == "c10d::wait"]
-    assert len(awaited) == len(set(awaited)) == 2, "the sum, and the gradients"
+    last = [node.name.partition("::")[2] for node in nodes]
+    assert last.index("mul") < len(last) - last[::-1].index("wait") - 1 < last.index("add")

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pipeline import predict
-from pipeline.errors import ConfigError, SteptimeWarning
+from pipeline.errors import ConfigError
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.step_store import StepStore
 from pipeline.question.question import ask
 
-SMALL = ["model=resnet50", "batch_size=4", "model.image_size=64"]
-
-
-def dtypes(gpu: str, *options: str) -> dict[str, set[str]]:
-    """Dtypes of the calls of each family."""
-    question = ask([f"gpu={gpu}", *SMALL, *options])
-    calls = map_calls(StepStore().graph(question), question.gpu)
-    return {str(family): set(rows) for family, rows in calls.groupby("family")["dtype"]}
+SMALL = ["model=timm", "model.name=test_resnet", "batch_size=4"]
 
 
 @pytest.mark.parametrize(
@@ -33,81 +24,23 @@ def dtypes(gpu: str, *options: str) -> dict[str, set[str]]:
     ],
 )
 def test_convolutions_and_products(gpu: str, dtype: str, convolutions: str, products: str) -> None:
-    found = dtypes(gpu, f"model.dtype={dtype}")
+    question = ask([f"gpu={gpu}", *SMALL, f"model.dtype={dtype}"])
+    calls = map_calls(StepStore().graph(question), question.gpu)
+    found = calls.groupby("family")["dtype"].agg(set)
     assert found["conv2d_forward"] == {convolutions} and found["gemm"] == {products}
 
 
 def test_it_is_the_default_and_needs_no_note() -> None:
     assert ask(["gpu=A100", *SMALL]).workload["dtype"] == "default"
     assert ask(["gpu=A100", "model=resnet50", "model.dtype=default"]).variant == "default"
-    plain, strict = (predict(gpu, "resnet50", batch_size=4) for gpu in ("V100", "P100"))
-    assert not plain.warnings and not strict.warnings and plain.as_dict()["dtype"] == "default"
-    assert any(
-        "no TF32" in text
-        for text in predict("V100", "resnet50", batch_size=4, model__dtype="tf32").warnings
+    plain, forced = (
+        predict("V100", "resnet50", batch_size=4, model__image_size=64, **options)
+        for options in ({}, {"model__dtype": "tf32"})
     )
-
-
-def test_one_graph_serves_gpus_with_and_without_tf32() -> None:
-    store = StepStore()
-    graphs = [store.graph(ask([f"gpu={gpu}", *SMALL])) for gpu in ("V100", "A100")]
-    assert graphs[0] is graphs[1]
+    assert not plain.warnings and plain.as_dict()["dtype"] == "default"
+    assert any("no TF32" in text for text in forced.warnings)
 
 
 def test_a_list_of_rows_has_as_many_tables() -> None:
     with pytest.raises(ConfigError, match=r"model__rows lists 3; give model__tables=3 too"):
         predict("V100", "dlrm_default", model__rows=[10, 20, 30], model__tables=2)
-
-
-STEP = """
-import torch
-from pipeline.workloads.training_step import Step
-
-
-def make_step(config, batch_size, device):
-    with torch.device(device):
-        layer = torch.nn.Linear(8, 8)
-    pool = [(torch.empty(batch_size, 8),)]
-    update = torch.optim.SGD(layer.parameters(), lr=0.1)
-
-    def procedure(batch, optimizers):
-        layer(batch[0]).sum().backward()
-        {update}
-    return Step([layer], pool, forward=layer, loss=None, device=device, config={config}, procedure=procedure)
-"""
-
-
-@pytest.mark.parametrize(
-    ("config", "update", "option", "words"),
-    [
-        (
-            "config",
-            "[one.step() for one in optimizers]",
-            {"model.dtype": "bf16"},
-            "model__dtype.*step.autocast",
-        ),
-        (
-            "{}",
-            "[one.step() for one in optimizers]",
-            {"model.optimizer": "adam"},
-            "model__optimizer.*does not use",
-        ),
-        ("config", "update.step()", {"model.optimizer": "adam"}, "model__optimizer.*does not use"),
-    ],
-)
-def test_an_option_that_the_own_step_never_reads_is_warned_of(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    config: str,
-    update: str,
-    option: dict[str, str],
-    words: str,
-) -> None:
-    name = f"own_step_{abs(hash((config, update))) % 10**8}"
-    (tmp_path / f"{name}.py").write_text(
-        STEP.replace("{config}", config).replace("{update}", update)
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.warns(SteptimeWarning, match=words):
-        predict("V100", "custom", batch_size=4, **{"model.target": f"{name}:make_step"}, **option)

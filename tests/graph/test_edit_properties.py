@@ -6,9 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.graph.capture import capture
-from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edits import rewrite
-from pipeline.graph.table import Node
 from tests.workloads.small import small
 
 BY_GRAPH = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -19,51 +17,20 @@ def graph():
     return capture(small("transformer", mode="inference"), 4)
 
 
-def check_tree(graph):
-    """Ids count up in host order, parents come first, and top-level means without a parent."""
-    table = graph.table
-    assert list(table["node_id"]) == list(table["order"]) == list(range(len(table)))
-    assert (table["parent_id"].dropna() < table["node_id"][table["parent_id"].notna()]).all()
-    assert (table["parent_id"].isna() == table["is_top_level"]).all()
-
-
 @given(data=st.data())
 @BY_GRAPH
 def test_removing_keeps_the_rest_as_it_was(graph, data):
-    nodes = graph.nodes()
-    gone = data.draw(st.sets(st.sampled_from([node.node_id for node in nodes]), max_size=8))
+    gone = data.draw(st.sets(st.sampled_from(list(graph.table["node_id"])), max_size=8))
     before = graph.table.copy()
-    edited = rewrite(graph, dict.fromkeys(gone, ()))
-    check_tree(edited)
+    table = rewrite(graph, dict.fromkeys(gone, ())).table
     lost = set(gone)
-    for node in nodes:
+    for node in graph.nodes():
         lost |= {node.node_id} if node.parent_id in lost else set()
-    kept = graph.table[~graph.table["node_id"].isin(lost)]
-    assert list(edited.table["name"]) == list(kept["name"])
-    assert list(edited.table["input_shapes"]) == list(kept["input_shapes"])
+    kept = graph.table[~graph.table["node_id"].isin(lost)].reset_index(drop=True)
+    numbers = ["node_id", "parent_id", "order"]
+    pd.testing.assert_frame_equal(table.drop(columns=numbers), kept.drop(columns=numbers))
     pd.testing.assert_frame_equal(graph.table, before)
-    assert len(map_calls(edited)) <= len(map_calls(graph))
-
-
-@given(data=st.data())
-@BY_GRAPH
-def test_an_operator_put_in_its_own_place_changes_nothing(graph, data):
-    leaves = set(graph.table["node_id"]) - set(graph.table["parent_id"].dropna())
-    node = data.draw(st.sampled_from([node for node in graph.nodes() if node.node_id in leaves]))
-    edited = rewrite(graph, {node.node_id: [node]})
-    check_tree(edited)
-    pd.testing.assert_frame_equal(edited.table, graph.table)
-
-
-@given(data=st.data())
-@BY_GRAPH
-def test_a_substitute_brings_its_own_calls_and_no_others(graph, data):
-    node = data.draw(st.sampled_from([node for node in graph.nodes() if node.is_top_level]))
-    count = data.draw(st.integers(0, 3))
-    x = next((t for each in graph.nodes() for t in each.results() if t.numel), None)
-    new = [Node(0, "aten::gelu", inputs=(x,), outputs=(x,), values=(None,)) for _ in range(count)]
-    edited = rewrite(graph, {node.node_id: new})
-    check_tree(edited)
-    without = rewrite(graph, {node.node_id: ()})
-    assert len(map_calls(edited)) == len(map_calls(without)) + count
-    assert len(edited.table) == len(without.table) + count
+    # ids count up in host order, parents come first, and top-level means without a parent
+    assert list(table["node_id"]) == list(table["order"]) == list(range(len(table)))
+    assert (table["parent_id"].dropna() < table["node_id"][table["parent_id"].notna()]).all()
+    assert (table["parent_id"].isna() == table["is_top_level"]).all()

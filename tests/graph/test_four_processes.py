@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,14 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.answers.predict import predict
 from pipeline.answers.scheduled_step import BETWEEN_STAGES, exchanges
-from pipeline.as_on_cuda.functional_exchanges import functional_collectives_recorded
 from pipeline.as_on_cuda.one_gpu import one_gpu
-from pipeline.as_on_cuda.recording_group import recording_group
 from pipeline.graph.capture import first_rank, observe
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.rank_layout import Layout
 from pipeline.hardware.stages import order
 from pipeline.question.question import ask
 from pipeline.workloads.training_step import Step
@@ -31,13 +26,13 @@ from tests.graph.test_data_parallel import run_real
 GPU = "A100-SXM4-80GB"
 
 
-def shared_step(plan: str, layers: int = 3) -> Any:
+def shared_step(plan: str) -> Any:
     """A step of layers that are shared as in the real processes, with an optimizer."""
 
     def step(config: Any, batch_size: int, device: str) -> Step:
         torch.distributed.init_process_group("nccl")
         with torch.device(device):
-            model = nn.Sequential(*(gloo_mesh.Layer() for _ in range(layers)))
+            model = nn.Sequential(*(gloo_mesh.Layer() for _ in range(3)))
         gloo_mesh.share(model, "cuda", plan)
         optimizer = torch.optim.AdamW(model.parameters())
 
@@ -62,7 +57,7 @@ def collectives(calls: pd.DataFrame) -> list[tuple[str, int]]:
 def test_sharded_and_shared_layers_exchange_what_four_real_processes_exchange(
     tmp_path: Path,
 ) -> None:
-    real = ast.literal_eval(run_real("tests.graph.gloo_mesh", tmp_path / "seen.txt", 4))
+    real = run_real("tests.graph.gloo_mesh", tmp_path / "seen.txt", 4)
     for plan in gloo_mesh.PLANS:
         answer = predict(GPU, step=shared_step(plan), batch_size=2, devices=4)
         assert answer.calls is not None
@@ -72,8 +67,7 @@ def test_sharded_and_shared_layers_exchange_what_four_real_processes_exchange(
 def test_operators_and_memory_of_shared_weights_are_those_of_one_rank() -> None:
     config = {"architecture": "custom", "layout": {"dp": 4}, "ddp": {}, "optimizer": "none"}
     with first_rank(config), one_gpu("meta"):
-        step = shared_step("tensor")(config, 2, "meta")
-        nodes, memory, *_ = observe(step, False, config)
+        nodes, memory, *_ = observe(shared_step("tensor")(config, 2, "meta"), False, config)
     graph = Graph(write_nodes(nodes), memory)
     calls = map_calls(graph, load_gpu(GPU))
     whole = sum(weight.numel() for weight in gloo_mesh.Layer().parameters())
@@ -81,43 +75,15 @@ def test_operators_and_memory_of_shared_weights_are_those_of_one_rank() -> None:
     own = 3 * 4 * ((whole - norm - bias) / 2 + norm + bias) / 2
     update = calls[(calls["phase"] == "optimizer") & (calls["op"] == "foreach_sqrt")]
     assert update["bytes_read"].sum() == own
-    products = calls[calls["op"] == "linear"]["flops"]
-    assert set(products) == {2 * 16 * 64 * 128}
+    assert set(calls.loc[calls["op"] == "linear", "flops"]) == {2 * 16 * 64 * 128}
     assert not unknown_operators(graph, calls)
     assert memory.parameters == memory.gradients == own and memory.optimizer == 2 * own
     assert memory.peak < 4 * own + 2 * 2**20
 
 
-def test_the_first_use_of_an_exchanged_tensor_waits_for_it() -> None:
-    from torch.distributed import _functional_collectives as functional
-
-    layout = Layout((("dp", 2),))
-    with recording_group(layout), functional_collectives_recorded(), Names() as seen:
-        x = torch.empty(4, device="meta")
-        summed = functional.all_reduce(x, "sum", torch.distributed.group.WORLD)
-        x.mul(2)
-        summed.add(1).add(1)
-    names = ["issue", "mul", "wait", "add", "add"]
-    assert [name for name in seen.names if name in names] == names
-
-
-class Names(TorchDispatchMode):
-    """Notes the names of operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(kind, "trigger_wait") for kind in types):
-            return NotImplemented
-        self.names.append(str(func).split(".")[1])
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.nightly
 def test_stages_pass_and_send_as_four_real_processes_do(tmp_path: Path) -> None:
-    real = ast.literal_eval(run_real("tests.graph.gloo_stages", tmp_path / "seen.txt", 4))
+    real = run_real("tests.graph.gloo_stages", tmp_path / "seen.txt", 4)
     stages, count = gloo_stages.STAGES, gloo_stages.MICRO_BATCHES
     words = (
         f"gpu={GPU} model=gpt devices={stages} parallel.pp={stages} parallel.micro_batches={count}"
@@ -125,8 +91,7 @@ def test_stages_pass_and_send_as_four_real_processes_do(tmp_path: Path) -> None:
         f" model.seq_len={gloo_stages.TOKENS} model.heads=4 model.precision=autocast"
         " model.dtype=default"
     )
-    question = ask(words.split())
-    exchanged = exchanges(question, [0, 0, 0])
+    exchanged = exchanges(ask(words.split()), [0, 0, 0])
     (size,) = exchanged.loc[exchanged["what"] == BETWEEN_STAGES, "bytes_read"]
     for chunks, ranks in real.items():
         for stage, (passes, sent) in enumerate(ranks):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -38,9 +37,8 @@ def captured(optimizer: str = "none", **changed: Any) -> tuple[Graph, pd.DataFra
     with recording_group(Layout(tuple(sizes.items()))), sharding(config):
         with torch.device("meta"):
             model = Blocks()
-        step = Step(
-            [model], [(torch.empty(4, 33),)], lambda x: model(x).sum(), None, "meta", config
-        )
+        pool: Any = [(torch.empty(4, 33),)]
+        step = Step([model], pool, lambda x: model(x).sum(), None, "meta", config)
         nodes, memory, *_ = observe(step, False, config)
     graph = Graph(write_nodes(nodes), memory)
     return graph, map_calls(graph, load_gpu(GPU))
@@ -53,7 +51,7 @@ def exchanged(calls: pd.DataFrame) -> list[tuple[str, int]]:
 
 @pytest.mark.nightly
 def test_collectives_are_those_of_two_real_processes(tmp_path: Path) -> None:
-    real = ast.literal_eval(run_real("tests.graph.gloo_shards", tmp_path / "seen.txt"))
+    real = run_real("tests.graph.gloo_shards", tmp_path / "seen.txt")
     graph, calls = captured()
     assert exchanged(calls) == real
     assert [op for op, _ in real].count("all_gather") == 7  # blocks twice, the rest once
@@ -62,33 +60,27 @@ def test_collectives_are_those_of_two_real_processes(tmp_path: Path) -> None:
 
 def test_a_collective_never_begins_before_its_producer_ends() -> None:
     graph, calls = captured("adamw", mixed_precision="bf16")
-    waits, name = (
-        stream_waits(graph.table, calls),
-        dict(zip(graph.table["node_id"], graph.table["name"], strict=True)),
-    )
-    names = calls["node_id"].map(name)
+    waits = stream_waits(graph.table, calls)
+    names = calls["node_id"].map(graph.table.set_index("node_id")["name"])
     filled = {
         "nccl:all_gather": "fsdp::all_gather_copy_in",
         "nccl:reduce_scatter": "fsdp::chunk_cat",
     }
-    checked = 0
-    for row in calls.index[calls["family"] == "collective"]:
-        producer = int(names[:row][names[:row] == filled[names[row]]].index[-1])
-        reached, ahead = set[int](), [int(row)]
-        while (
-            ahead
-        ):  # what has ended when the collective begins: waits, and earlier calls of a stream
+    collectives = calls.index[calls["family"] == "collective"]
+    assert len(collectives) == 11
+    for row in collectives:
+        producer = names[:row].index[names[:row] == filled[names[row]]][-1]
+        reached, ahead = set[int](), [row]
+        while ahead:  # what has ended when it begins: waits, and earlier calls of a stream
             here = ahead.pop()
             same = calls.index[(calls["stream"] == calls.at[here, "stream"]) & (calls.index < here)]
-            further = {*waits.get(here, ()), *map(int, same[-1:])} - reached
+            further = {*waits.get(here, ()), *same[-1:]} - reached
             reached |= further
             ahead += further
         assert producer in reached
-        checked += 1
-    assert checked == 11
     updates = calls.index[calls["phase"] == "optimizer"]
     last = calls.index[calls["op"] == "reduce_scatter"].max()
-    assert any(int(last) <= other < updates[0] for row in waits for other in waits[row])
+    assert any(last <= other < updates[0] for row in waits for other in waits[row])
 
 
 def test_a_rank_holds_and_updates_its_part_and_gathers_a_block_at_a_time() -> None:
@@ -115,7 +107,7 @@ def test_half_precision_and_replicas_change_what_is_exchanged() -> None:
     assert axes == {"dp"}
 
 
-def test_a_users_own_sharding_is_captured_as_written_and_warned_of_on_one_gpu() -> None:
+def test_a_users_own_sharding_is_captured_as_written() -> None:
     def step(config: Any, batch_size: int, device: str) -> Step:
         from torch.distributed import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -126,15 +118,8 @@ def test_a_users_own_sharding_is_captured_as_written_and_warned_of_on_one_gpu() 
             model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
         for part in (*model, model):
             fully_shard(part, mesh=mesh)
-        optimizer = torch.optim.AdamW(model.parameters())
         batch = (torch.rand(batch_size, 64),)
-
-        def procedure(batch: Any, optimizers: Any) -> None:
-            model(batch[0]).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return Step([model], [batch], None, None, device, config, procedure=procedure)
+        return Step([model], [batch], lambda x: model(x).sum(), None, device, config)
 
     answer = predict(GPU, step=step, batch_size=8, devices=4)
     assert answer.calls is not None and answer.several is not None
@@ -144,17 +129,10 @@ def test_a_users_own_sharding_is_captured_as_written_and_warned_of_on_one_gpu() 
 
 
 def test_more_ranks_hold_less_and_exchange_more() -> None:
+    options: Any = {"model": Blocks, "loss": nn.CrossEntropyLoss(), "optimizer": "adamw"}
+    batch = torch.rand(4, 33), torch.randint(7, (4,))
     few, many = (
-        predict(
-            GPU,
-            model=Blocks,
-            batch=lambda size: (torch.rand(size, 33), torch.randint(7, (size,))),
-            loss=nn.CrossEntropyLoss(),
-            optimizer="adamw",
-            batch_size=4,
-            devices=devices,
-            parallel="fsdp",
-        )
+        predict(GPU, **options, batch=batch, devices=devices, parallel="fsdp")
         for devices in (2, 64)
     )
     assert few.several is not None and many.several is not None

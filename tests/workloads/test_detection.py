@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline.answers.engine import STEPS
 from pipeline.as_on_cuda.torchvision_operators import declare_torchvision_operators
 from pipeline.errors import InputError, SteptimeWarning
 from pipeline.graph.opmap import Rule
 from pipeline.graph.sizes import SIZES
 from pipeline.graph.table import Node, Tensor
-from steptime import Step, predict
+from pipeline.workloads.user_steps import questions_about
+from steptime import predict
 
 detectors = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="needs torchvision"
@@ -35,56 +37,57 @@ def detector(name: str, **options: Any) -> Any:
     return make
 
 
+NAMES = (
+    "maskrcnn_resnet50_fpn",
+    "ssd300_vgg16",
+    "fasterrcnn_resnet50_fpn",
+    "retinanet_resnet50_fpn",
+    "fcos_resnet50_fpn",
+)
+
+
 def batch(size: int) -> Any:
-    side = {
-        "boxes": torch.rand(8, 4),
-        "labels": torch.ones(8, dtype=torch.long),
-        "masks": torch.zeros(8, 128, 128),
-    }
+    boxes, labels = torch.rand(8, 4), torch.ones(8, dtype=torch.long)
+    side = {"boxes": boxes, "labels": labels, "masks": torch.zeros(8, 128, 128)}
     return [torch.rand(3, 128, 128) for _ in range(size)], [dict(side) for _ in range(size)]
 
 
 def predicted(name: str, mode: str = "train", picked: float | None = 0.25) -> Any:
-    given = batch if mode == "train" else lambda size: (batch(size)[0],)
-    return predict(
-        "V100",
-        model=detector(name),
-        batch=given,
-        batch_size=2,
-        model__picked=picked,
-        model__mode=mode,
-    )
+    given = batch(2) if mode == "train" else batch(2)[:1]
+    options = {"model__picked": picked, "model__mode": mode}
+    return predict("V100", model=detector(name), batch=given, batch_size=2, **options)
 
 
-NAMES = (
-    "fasterrcnn_resnet50_fpn",
-    "maskrcnn_resnet50_fpn",
-    "retinanet_resnet50_fpn",
-    "fcos_resnet50_fpn",
-    "ssd300_vgg16",
-)
-
-AT_NIGHT = ("fasterrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "fcos_resnet50_fpn")
-"""Their training is tried by `make nightly`, their inference always; Mask R-CNN trains all that Faster R-CNN does."""
+@detectors
+def test_faster_rcnn_trains_on_as_many_proposals_as_it_says() -> None:
+    """An image has 3 x (32² + 16² + 8² + 4² + 2²) anchors, of which at most 2,000 a level go on: 3,020. A quarter stays, and eight
+    boxes of the target join them; of these 763, 512 are sampled. The box head multiplies them by 256 x 7 x 7 features.
+    """
+    for picked, sampled in ((0.25, 512), (0.1, 310)):
+        options = {"batch": batch(2), "batch_size": 2, "model__picked": picked}
+        with questions_about("V100", detector("fasterrcnn_resnet50_fpn"), options) as (question,):
+            calls = STEPS.calls(question)
+        heads = calls.query("family == 'gemm' and phase == 'forward' and N == 12544")
+        assert list(heads["M"]) == [2 * sampled]
 
 
 @detectors
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.nightly] * (name in AT_NIGHT)) for name in NAMES],
+    [*NAMES[:2], *(pytest.param(name, marks=pytest.mark.nightly) for name in NAMES[2:])],
 )
 def test_a_detector_trains_and_every_operator_has_a_model(name: str) -> None:
+    """Faster R-CNN trains above, and as a part of Mask R-CNN."""
     p = predicted(name)
     assert p.lower_bound == () and {"forward", "backward", "optimizer"} <= set(p.calls["phase"])
     align = p.calls["name"].str.contains("RoiAlign").sum()
     levels = 0 if "rcnn" not in name else 4 * (2 if "mask" in name else 1)
-    assert (align > 0) == (levels > 0) and align >= 2 * levels, (
-        "forward and backward of each level of the pyramid"
-    )
+    assert (align > 0) == (levels > 0)
+    assert align >= 2 * levels, "forward and backward of each level of the pyramid"
 
 
 @detectors
-@pytest.mark.parametrize("name", [name for name in NAMES if "mask" not in name])
+@pytest.mark.parametrize("name", NAMES[1:])
 def test_a_detector_infers_and_suppresses_boxes(name: str) -> None:
     p = predicted(name, "inference", 0.01)
     assert p.lower_bound == () and (p.calls["name"] == "torchvision::nms").any()
@@ -92,38 +95,12 @@ def test_a_detector_infers_and_suppresses_boxes(name: str) -> None:
 
 @detectors
 def test_the_inference_of_mask_rcnn_leaves_out_what_depends_on_the_size_of_each_box() -> None:
-    options = {
-        "model__name": "maskrcnn_resnet50_fpn",
-        "model__mode": "inference",
-        "model__picked": 0.1,
-        "model__image_size": 256,
-    }
-    with pytest.warns(
-        SteptimeWarning,
-        match="pasting them into the image is missing, so the time is a lower bound",
-    ):
+    words = ["mode=inference", "picked=0.1", "image_size=256", "name=maskrcnn_resnet50_fpn"]
+    options = dict(f"model__{word}".split("=") for word in words)
+    said = "pasting them into the image is missing, so the time is a lower bound"
+    with pytest.warns(SteptimeWarning, match=said):
         p = predict("V100", "torchvision", batch_size=2, **options)
     assert (p.calls["name"] == "aten::sigmoid").any()
-
-
-@detectors
-def test_faster_rcnn_samples_as_many_proposals_as_it_says() -> None:
-    """An image has 3 x (32² + 16² + 8² + 4² + 2²) anchors, of which at most 2,000 a level go on: 3,020. A quarter stays, and eight
-    boxes of the target join them; of these 763, 512 are sampled. The box head multiplies them by 256 x 7 x 7 features.
-    """
-    for picked, sampled in ((0.25, 512), (0.1, 310)):
-        graph_calls = _calls("fasterrcnn_resnet50_fpn", picked)
-        heads = graph_calls.query("family == 'gemm' and phase == 'forward' and N == 12544")
-        assert list(heads["M"]) == [2 * sampled]
-
-
-def _calls(name: str, picked: float) -> Any:
-    from pipeline.answers.engine import STEPS
-    from pipeline.workloads.user_steps import questions_about
-
-    options = {"batch": batch, "batch_size": 2, "model__picked": picked}
-    with questions_about("V100", detector(name), options) as (question,):
-        return STEPS.calls(question)
 
 
 @detectors
@@ -136,42 +113,24 @@ def test_without_a_share_it_is_asked_for(name: str, mode: str) -> None:
 
 
 def test_the_number_of_true_values_may_be_read_and_compared_where_their_share_is_given() -> None:
-    seen = []
+    seen = set()
 
-    def make_step(config: Any, batch_size: int, device: str) -> Step:
-        layer = nn.Linear(8, 8, device=device)
+    def loss(y: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        true = y > 0
+        seen.add((true.sum().item(), bool(true.sum() > 3), bool(true.sum() > 1000)))
+        return y.sum() / max(1, true.sum())  # type: ignore[call-overload, no-any-return]
 
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            true = layer(x) > 0
-            seen.append((true.sum().item(), bool(true.sum() > 3), bool(true.sum() > 1000)))
-            return layer(x).sum() / max(1, true.sum())  # type: ignore[call-overload, no-any-return]
-
-        return Step([layer], [(torch.rand(batch_size, 8),)], forward, None, device, config)
-
-    predict("V100", step=make_step, batch_size=16, model__picked=0.25)
-    assert set(seen) == {(32, True, False)}
+    given: Any = {"model": nn.Linear(8, 8), "batch": (torch.rand(16, 8),) * 2, "loss": loss}
+    predict("V100", **given, model__picked=0.25)
+    assert seen == {(32, True, False)}
     with pytest.raises(InputError, match=r"item\(\) cannot be called"):
-        predict("V100", step=make_step, batch_size=16)
+        predict("V100", **given)
 
 
-def test_the_kernels_of_nms_and_roi_align_by_hand() -> None:
-    boxes = Tensor((1000, 4), "fp32")
-    node = Node(
-        0,
-        -1,
-        "torchvision::nms",
-        inputs=(boxes, Tensor((1000,), "fp32")),
-        outputs=(Tensor((250,), "int64"),),
-    )
-    works = SIZES["nms"](node, Rule("index", "index_select", "nms"))
-    assert (
-        works is not None
-        and sum(work.written for work in works if work.op == "compare") == 1000 * 16 * 8 / 2 + 1000
-    )
+def test_the_kernels_of_nms_by_hand() -> None:
+    boxes, scores = Tensor((1000, 4), "fp32"), Tensor((1000,), "fp32")
+    kept = Tensor((250,), "int64")
+    node = Node(0, "torchvision::nms", inputs=(boxes, scores), outputs=(kept,))
+    works = SIZES["nms"](node, Rule("index", "index_select", "nms")) or ()
+    assert sum(w.written for w in works if w.op == "compare") == 1000 * 16 * 8 / 2 + 1000
     assert sum(work.blocking for work in works) == 1, "the host reads how many are kept"
-    image = Tensor((2, 256, 50, 50), "fp32")
-    rois = Tensor((64, 5), "fp32")
-    pooled = Tensor((64, 256, 7, 7), "fp32")
-    node = Node(0, -1, "torchvision::roi_align", inputs=(image, rois), outputs=(pooled,))
-    (work,) = SIZES["roi_align"](node, Rule("index", "grid_sampler", "roi_align"))
-    assert work.read == image.bytes + rois.bytes and work.written == pooled.bytes

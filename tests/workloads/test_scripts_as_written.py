@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +13,28 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from pipeline.errors import InputError, SteptimeWarning
-from pipeline.prediction_parts import lacking_models
 from steptime import Step, compare, predict
+from tests.commands import python
 
 pytestmark = pytest.mark.filterwarnings("ignore::pipeline.errors.SteptimeWarning")
 
 
-def calls_of(forward: Any, *more: Tensor, gpu: str = "V100", **options: Any) -> pd.DataFrame:
-    """Device calls of a step whose model is one layer of 64 features; `forward` gets its output, and the further inputs."""
+def step_of(forward: Any, *more: Tensor, width: int = 64, **changed: Any) -> Any:
+    """A step whose model is a linear layer; `forward` gets the model, the batch, and the further inputs."""
 
     def make_step(config: Any, batch_size: int, device: str) -> Step:
         with torch.device(device):
-            model = nn.Linear(64, 64)
-        batch = (torch.rand(batch_size, 64), *more)
-        return Step(
-            [model], [batch], lambda x, *y: forward(model(x), *y).sum(), None, device, config
-        )
+            model = nn.Linear(width, width)
+        batch, given = (torch.rand(batch_size, width), *more), {**config, **changed}
+        return Step([model], [batch], lambda *x: forward(model, *x).sum(), None, device, given)
 
-    p = predict(gpu, step=make_step, batch_size=32, **options)
+    return make_step
+
+
+def calls_of(forward: Any, *more: Tensor) -> pd.DataFrame:
+    """Device calls of such a step on a V100; `forward` gets the output of its model, and the further inputs."""
+    step = step_of(lambda model, x, *y: forward(model(x), *y), *more)
+    p = predict("V100", step=step, batch_size=32)
     assert p.calls is not None and p.lower_bound == ()
     return p.calls
 
@@ -50,47 +52,35 @@ class Pairs(nn.Module):
 def test_flags_and_texts_of_a_batch_are_passed_on_unchanged() -> None:
     def batch(size: int) -> dict[str, Any]:
         parts = {"part": torch.rand(size), "few": 3}
-        return {
-            "x": torch.rand(size, 64),
-            "y": parts,
-            "return_loss": True,
-            "said": "a text",
-            "mask": None,
-        }
+        flags = {"return_loss": True, "said": "a text", "mask": None}
+        return {"x": torch.rand(size, 64), "y": parts, **flags}
 
     p = predict("V100", model=Pairs, batch=batch, batch_size=32)
     assert p.calls is not None and (p.calls["family"] == "memcpy_h2d").sum() == 2
-    given = predict("V100", model=Pairs, batch=batch(8), batch_size=16)
-    assert given.batch_size == 16
+    assert predict("V100", model=Pairs, batch=batch(8), batch_size=16).batch_size == 16
 
 
 def test_lengths_that_the_host_made_are_known_to_it_and_to_packed_sequences() -> None:
     with torch.device("meta"):
         cells = nn.GRU(64, 8, batch_first=True)
 
-    def forward(x: Tensor, lengths: Tensor, labels: Tensor) -> Any:
+    def forward(x: Tensor, lengths: Tensor) -> Any:
         assert lengths.tolist() == [3, 1, 2] and int(lengths.max()) == 3
-        assert int((torch.div(lengths.clamp(min=2), 2, rounding_mode="floor") // 1).sum()) == 3
         assert lengths.to(torch.int32).sum().item() == 6 and (lengths > 2).cpu().tolist()[0]
         rows = x[:3].repeat_interleave(lengths, 0)
         assert len(rows) == 6
-        packed = pack_padded_sequence(
-            x[:9].view(3, 3, 64), lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
+        sequences = x[:9].view(3, 3, 64)
+        packed = pack_padded_sequence(sequences, lengths.cpu(), True, enforce_sorted=False)
         assert packed.batch_sizes.tolist() == [3, 2, 1]
-        pack_padded_sequence(x[:9].view(3, 3, 64), lengths.to("cpu"), True, enforce_sorted=False)
         return rows.sum() + pad_packed_sequence(cells(packed)[0], batch_first=True)[0].sum()
 
-    calls = calls_of(forward, torch.tensor([3, 1, 2]), torch.rand(3))
+    calls = calls_of(forward, torch.tensor([3, 1, 2]))
     assert (calls["family"] == "memcpy_d2h").sum() >= 5, "the host waits for each value"
 
 
 def test_a_step_whose_way_depends_on_a_number_that_it_reads_is_warned_of() -> None:
-    def forward(x: Tensor) -> Tensor:
-        return x * 2 if x.mean().item() > 0.5 else x
-
     with pytest.warns(SteptimeWarning, match=r"taken as 1\.0, with 0\.5; a run may go another way"):
-        calls_of(forward)
+        calls_of(lambda x: x * 2 if x.mean().item() > 0.5 else x)
 
 
 def test_indices_are_counted_by_a_number_of_entries_and_groups_are_equal() -> None:
@@ -104,31 +94,24 @@ def test_indices_are_counted_by_a_number_of_entries_and_groups_are_equal() -> No
 
     calls = calls_of(forward)
     counted = calls[calls["name"] == "aten::bincount"]
-    assert (
-        counted["op"].tolist()[-1] == "histogram" and (counted["family"] == "memcpy_d2h").sum() == 4
-    )
+    assert counted["op"].iloc[-1] == "histogram" and (counted["family"] == "memcpy_d2h").sum() == 4
     with pytest.raises(InputError, match=r"give minlength=.*line \d+"):
         calls_of(lambda x: torch.bincount(x.argmax(1)))
     with pytest.raises(InputError, match=r"give output_size=.*line \d+"):
         calls_of(lambda x: x.repeat_interleave(x.argmax(1), 0))
 
 
-@pytest.mark.parametrize("when", ["last", "first", "functions"])
-def test_a_procedure_with_sparse_gradients_is_the_step_that_it_writes_out(when: str) -> None:
-    def step_of(procedure: bool) -> Any:
+def test_a_procedure_with_sparse_gradients_is_the_step_that_it_writes_out() -> None:
+    def predicted(procedure: bool) -> Any:
         def make_step(config: Any, batch_size: int, device: str) -> Step:
             with torch.device(device):
                 table, top = nn.Embedding(1000, 16, sparse=True), nn.Linear(16, 1, bias=False)
 
             def forward(x: Tensor, y: Tensor) -> Tensor:
-                if when == "functions":
-                    rows = F.embedding(x, table.weight, sparse=True)
-                    return F.mse_loss((rows @ top.weight.t()).squeeze(-1), y)
-                return F.mse_loss(top(table(x)).squeeze(-1), y)
+                rows = F.embedding(x, table.weight, sparse=True)
+                return F.mse_loss(top(rows).squeeze(-1), y)
 
             def run(batch: Any, optimizers: Any) -> None:
-                for optimizer in optimizers if when != "last" else ():
-                    optimizer.zero_grad()
                 forward(*batch).backward()
                 for optimizer in optimizers:
                     optimizer.step()
@@ -138,58 +121,35 @@ def test_a_procedure_with_sparse_gradients_is_the_step_that_it_writes_out(when: 
             written = run if procedure else None
             return Step([table, top], [batch], forward, None, device, config, procedure=written)
 
-        return make_step
+        return predict("V100", step=make_step, batch_size=512)
 
-    found = [predict("V100", step=step_of(way), batch_size=512) for way in (False, True)]
-    tables = [p.calls for p in found]
-    assert tables[0] is not None and tables[1] is not None
+    plain, own = predicted(False), predicted(True)
     columns = ["family", "op", "kernel_us"]
-    assert tables[1][columns].equals(tables[0][columns])
-    assert set(tables[1]["phase"]) == {"data", "forward", "backward", "optimizer"}
-    assert found[1].predicted_us == pytest.approx(found[0].predicted_us, rel=1e-3)
+    assert own.calls[columns].equals(plain.calls[columns])
+    assert set(own.calls["phase"]) == {"data", "forward", "backward", "optimizer"}
+    assert own.predicted_us == pytest.approx(plain.predicted_us, rel=1e-3)
 
 
 def test_a_small_operator_without_a_model_is_no_lower_bound_and_is_said() -> None:
-    def make_step(config: Any, batch_size: int, device: str) -> Step:
-        with torch.device(device):
-            model = nn.Linear(1024, 1024)
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        few = torch.special.bessel_j0(x[0, :8])
+        return (model(x)[:, 1] * model(x)[:, 2]).sum() + few.sum()
 
-        def forward(x: Tensor) -> Tensor:
-            i, j = torch.triu_indices(8, 8, device=x.device)
-            few = torch.special.bessel_j0(x[0, :8])
-            return (model(x)[:, i] * model(x)[:, j]).sum() + few.sum()
-
-        batch = (torch.rand(batch_size, 1024),)
-        return Step([model], [batch], forward, None, device, {**config, "mode": "inference"})
-
-    p = predict("V100", step=make_step, batch_size=4096)
+    p = predict("V100", step=step_of(forward, width=1024, mode="inference"), batch_size=4096)
     assert set(p.unmodelled_us) == {"aten::special_bessel_j0"} and 0 < p.unmodelled_share < 0.01
-    assert p.lower_bound == () and "at least" not in str(p) and "much longer" not in str(p)
+    assert p.lower_bound == () and "at least" not in str(p)
     said = f"{p.unmodelled_share:.1%} of device time (aten::special_bessel_j0)"
     assert ("not modelled", said) in p.rows()
-    few = {"aten::a": 1.0, "aten::linalg_eigh": 1.0}
-    assert lacking_models(0.002, few) == ("aten::linalg_eigh",)
-    assert lacking_models(0.01, few) == tuple(few)
 
 
 def test_a_step_that_reads_the_gpu_is_captured_for_each() -> None:
-    def make_step(config: Any, batch_size: int, device: str) -> Step:
-        with torch.device(device):
-            model = nn.Linear(64, 64)
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
         new = torch.cuda.get_device_capability()[0] >= 8
-        batch = (torch.rand(batch_size, 64),)
-        return Step(
-            [model],
-            [batch],
-            lambda x: (model(x) if new else x + x).sum(),
-            None,
-            device,
-            {**config, "mode": "inference"},
-        )
+        return model(x) if new else x + x
 
-    table = compare("V100,A100,T4", step=make_step, batch_size=32)
-    products = ["gemm" in p.families_us for p in table.predictions]
-    assert products == [p.gpu.startswith("A100") for p in table.predictions]
+    step = step_of(forward, mode="inference")
+    found = compare("V100,A100,T4", step=step, batch_size=32).predictions
+    assert ["gemm" in p.families_us for p in found] == [p.gpu.startswith("A100") for p in found]
 
 
 def test_fully_shard_is_left_out_where_the_step_imports_it_first(tmp_path: Path) -> None:
@@ -208,7 +168,5 @@ def test_fully_shard_is_left_out_where_the_step_imports_it_first(tmp_path: Path)
         "p = predict('V100', 'custom', model__target='late:step', batch_size=8)\n"
         "assert p.warnings[0].startswith('fully_shard: the step of one GPU'), p.warnings"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    run = python(asked, cwd=tmp_path)
     assert run.returncode == 0, run.stderr

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from pipeline.errors import ConfigError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.question.options import workload_values
 from pipeline.workloads import make_step
 from pipeline.workloads.translation import smoothed
+from tests.workloads.small import config_of
 
 SMALL = {
     "gnmt": {"width": 16, "vocabulary": 50, "seq_len": 5},
@@ -20,34 +20,32 @@ SMALL = {
 
 
 def config(name, **options):
-    return {
-        **workload_values(name),
-        **SMALL[name],
-        **options,
-    }
+    return config_of(name, **{**SMALL[name], **options})
 
 
-def parameters(name, **options):
-    return sum(p.numel() for p in make_step(config(name, **options), 2, "cpu").parameters())
-
-
-@pytest.mark.parametrize("name, tables", [("gnmt", 1), ("transformer", 2)])
-def test_shared_embeddings_are_counted_once(name, tables):
-    assert parameters(name) - parameters(name, shared_embedding=True) == tables * 50 * 16
-
-
-def test_a_normalised_attention_has_a_bias_and_a_length():
-    assert parameters("gnmt", normalised_attention=True) - parameters("gnmt") == 16 + 1
+@pytest.mark.parametrize(
+    "name, option, more",
+    [
+        ("gnmt", "shared_embedding", -50 * 16),
+        ("transformer", "shared_embedding", -2 * 50 * 16),
+        ("gnmt", "normalised_attention", 16 + 1),  # a bias and a length
+    ],
+)
+def test_parameters_follow_the_options(name, option, more):
+    plain, other = (
+        make_step(config(name, **{option: value}), 2, "meta").parameters_bytes
+        for value in (False, True)
+    )
+    assert other - plain == 4 * more
 
 
 @pytest.mark.parametrize("name", ["gnmt", "transformer"])
-@pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"shared_embedding": True}])
-def test_a_step_trains_on_the_cpu(name, options):
-    step = make_step(config(name, **options), 2, "cpu")
+def test_a_step_trains_on_the_cpu(name):
+    step = make_step(config(name, label_smoothing=0.1, shared_embedding=True), 2, "cpu")
     before = [p.detach().clone() for p in step.parameters()]
     step.run()
     assert all(torch.isfinite(p).all() for p in step.parameters())
-    assert any((p != old).any() for p, old in zip(step.parameters(), before, strict=True))
+    assert not all(map(torch.equal, before, step.parameters()))
 
 
 def test_the_loss_with_smoothed_labels_equals_pytorchs():
@@ -58,24 +56,15 @@ def test_the_loss_with_smoothed_labels_equals_pytorchs():
     assert smoothed(logits, labels, 0.1) == pytest.approx(float(expected), rel=1e-6)
 
 
-@pytest.mark.parametrize("precision, dtype", [("pure", "fp16"), ("autocast", "fp32")])
-def test_smoothing_reads_the_logits_in_fp32(precision, dtype):
-    plain, smooth = (
-        map_calls(
-            capture(config("gnmt", label_smoothing=share, precision=precision, dtype=dtype), 4)
-        )
-        for share in (0.0, 0.1)
-    )
+@pytest.mark.parametrize(
+    "precision, dtype, size", [("pure", "fp16", 2.0), ("autocast", "fp32", 4.0)]
+)
+def test_smoothing_reads_the_logits_in_fp32(precision, dtype, size):
+    given = config("gnmt", label_smoothing=0.1, precision=precision, dtype=dtype)
+    softmax = map_calls(capture(given, 4)).query("op == 'log_softmax' and phase == 'loss'")
     logits = 4 * 5 * 50
-    softmax = smooth[
-        (smooth["family"] == "softmax")
-        & (smooth["op"] == "log_softmax")
-        & (smooth["phase"] == "loss")
-    ]
-    assert list(softmax["bytes_written"]) == [4.0 * logits]
-    assert list(softmax["bytes_read"]) == [logits * (2.0 if dtype == "fp16" else 4.0)]
-    moved = [(table["bytes_read"] + table["bytes_written"]).sum() for table in (plain, smooth)]
-    assert moved[1] > moved[0] + 4.0 * logits
+    moved = softmax[["bytes_read", "bytes_written"]].values.tolist()
+    assert moved == [[size * logits, 4.0 * logits]]
 
 
 @pytest.mark.parametrize("share", ["-0.1", "much"])

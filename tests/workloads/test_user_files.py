@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from pipeline.errors import InputError
 from pipeline.paths import project_dir
-from pipeline.workloads.custom import build
 from pipeline.workloads.workload_files import file_digests
 from tests.commands import python
 
@@ -106,19 +103,3 @@ def test_a_file_of_the_current_folder_does_not_stand_in_for_a_library(tmp_path: 
     done = python(script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()
-
-
-def test_the_users_module_outranks_one_of_its_name_on_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    here = tmp_path / "here"
-    for folder in (elsewhere, here):
-        folder.mkdir()
-        (folder / "step_found_twice.py").write_text(f"def make_step(*_): return {folder.name!r}\n")
-    monkeypatch.syspath_prepend(elsewhere)
-    monkeypatch.chdir(here)
-    with pytest.raises(InputError, match="returned str"):
-        build({"target": "step_found_twice:make_step"}, 1, "cpu")
-    assert sys.modules.pop("step_found_twice").__file__ == str(here / "step_found_twice.py")
-    assert sys.path[0] != str(here)

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import InputError, SteptimeWarning
+from pipeline.errors import InputError
 from pipeline.graph.capture import capture
 from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.step_modules import AS_WRITTEN
 from pipeline.graph.table import Graph
-from pipeline.question.compose import choices
 from pipeline.question.question import expand
-from pipeline.workloads.custom import ReadOptions, unread_options
 from tests.workloads.small import written_module
 
 MODULE = """
@@ -89,11 +87,10 @@ NUMBER = 3
 module = written_module("mine_with_faults", MODULE)
 
 
-def captured(target: str, batch_size: int = 8, *overrides: str) -> Graph:
+def captured(target: str, batch_size: int = 8, *options: str) -> Graph:
     target = target if ":" in target else f"mine_with_faults:{target}"
-    (point,) = expand(
-        ["model=custom", f"model.target={target}", f"batch_size={batch_size}", *overrides]
-    )
+    given = [f"model.{option}" for option in (f"target={target}", *options)]
+    (point,) = expand(["model=custom", f"batch_size={batch_size}", *given])
     return capture(point.section("model"), point.batch_size)
 
 
@@ -111,55 +108,36 @@ def line_of(text: str) -> int:
 @pytest.mark.parametrize(
     "function, option, unread",
     [
-        ("plain", "width=32", []),
-        ("plain", "widht=32", ["model.options.widht"]),
-        ("late", "scale=2", []),
-        ("spread", "width=32", []),
-        ("nested", "of.width=32", []),
-        ("nested", "of={width:32,deep:3}", ["model.options.of.deep"]),
+        ("plain", "options.width=32", []),
+        ("plain", "options.widht=32", ["model.options.widht"]),
+        ("plain", "seq_len=64", ["model.seq_len"]),
+        ("plain", "optimizer=adam", []),
+        ("late", "options.scale=2", []),
+        ("spread", "options.width=32", []),
+        ("nested", "options.of={width:32,deep:3}", ["model.options.of.deep"]),
     ],
 )
 def test_options_that_a_step_never_read_are_named(
     function: str, option: str, unread: list[str]
 ) -> None:
-    said = captured(function, 8, f"model.options.{option}").warnings
+    said = captured(function, 8, option).warnings
     assert [text.partition(":")[0] for text in said] == unread
 
 
-def test_a_sequence_length_that_a_step_never_read_is_named_and_options_of_step_are_not() -> None:
-    (text,) = captured("plain", 8, "model.seq_len=64", "model.optimizer=adam").warnings
-    assert text == "model.seq_len: the step of mine_with_faults:plain does not use it"
-
-
-def test_a_loop_that_computes_in_full_precision_is_named_and_one_that_halves_its_model_is_not() -> (
-    None
-):
-    (text,) = captured("looped", 8, "model.dtype=fp16", "model.optimizer=none").warnings
-    assert text.startswith("model.dtype: ") and text.endswith(
-        "use `with step.autocast():` in its procedure"
-    )
-    halved = captured("halved", 8, "model.dtype=fp16", "model.optimizer=none")
+def test_a_loop_in_full_precision_is_named_and_one_that_halves_its_model_is_not() -> None:
+    (text,) = captured("looped", 8, "dtype=fp16", "optimizer=none").warnings
+    assert text.startswith("model.dtype: ")
+    assert text.endswith("use `with step.autocast():` in its procedure")
+    halved = captured("halved", 8, "dtype=fp16", "optimizer=none")
     assert halved.warnings == () and halved.computed == {"dtype": "fp16"}
 
 
 def test_a_loop_that_updates_by_itself_is_said_to_and_options_without_effect_are_named() -> None:
     options = ("dtype=bf16", "foreach=false", "memory_format=channels_last", "optimizer=adam")
-    graph = captured("looped", 8, *(f"model.{option}" for option in options))
+    graph = captured("looped", 8, *options)
     assert graph.computed == {"dtype": "default", "optimizer": "the step's own"}
-    assert sorted(text.partition(":")[0] for text in graph.warnings) == [
-        f"model.{text.split('=')[0]}" for text in options
-    ]
-
-
-@pytest.mark.parametrize(
-    "read",
-    [dict, list, lambda o: {**o}, lambda o: o.items(), lambda o: o.values(), lambda o: o.keys()],
-)
-def test_to_read_all_options_is_to_read_each(read: object) -> None:
-    config = ReadOptions({"options": {"width": 1}, "seq_len": None})
-    assert unread_options(config) == ["model.options"]
-    read(config["options"])  # type: ignore[operator]
-    assert unread_options(config) == []
+    named = sorted(text.partition(":")[0] for text in graph.warnings)
+    assert named == [f"model.{text.partition('=')[0]}" for text in options]
 
 
 def test_a_step_that_ignores_the_batch_size_is_refused_unless_it_has_it_by_chance() -> None:
@@ -170,25 +148,13 @@ def test_a_step_that_ignores_the_batch_size_is_refused_unless_it_has_it_by_chanc
 
 
 def test_compiled_code_is_reported_where_the_step_calls_it(tmp_path: Path) -> None:
-    assert captured("compiled").warnings == (AS_WRITTEN,)
-    (tmp_path / "compiled_at_import.py").write_text(
-        MODULE + "\n@torch.compile\ndef cube(x):\n    return x ** 3\n"
-    )
-    assert captured("compiled_at_import:plain").warnings == ()
-
-
-def test_what_a_capture_reports_is_in_its_file(tmp_path: Path) -> None:
     graph = captured("compiled")
+    assert graph.warnings == (AS_WRITTEN,)
     write_graph(graph, tmp_path / "graph.parquet")
     assert read_graph(tmp_path / "graph.parquet").warnings == graph.warnings
-
-
-def test_predict_from_python_warns() -> None:
-    from pipeline import predict
-
-    with pytest.warns(SteptimeWarning, match="torch.compile"):
-        found = predict("P100", "custom", model__target="mine_with_faults:compiled", batch_size=8)
-    assert found.as_dict()["warnings"] == list(found.warnings) and found.warnings
+    code = MODULE + "\n@torch.compile\ndef cube(x):\n    return x ** 3\n"
+    (tmp_path / "compiled_at_import.py").write_text(code)
+    assert captured("compiled_at_import:plain").warnings == ()
 
 
 @pytest.mark.parametrize("function", ["forgotten", "forgotten_table"])
@@ -208,7 +174,7 @@ def test_a_tensor_on_the_cpu_gets_its_remedy_and_its_line() -> None:
 
 def test_an_ordinary_error_is_not_blamed_on_the_meta_device() -> None:
     text = refused("mismatch")
-    assert "its code fails: RuntimeError" in text and "meta" not in text and "16" in text
+    assert "its code fails: RuntimeError" in text and "meta" not in text
     assert text.endswith(f"in mine_with_faults.py, line {line_of('lambda *b: model(b[0])')}")
 
 
@@ -221,42 +187,27 @@ def test_another_signature_is_shown_beside_the_one_that_is_called() -> None:
 
 
 def test_a_function_that_is_missing_is_shown_with_those_that_exist() -> None:
-    assert "has no plian: did you mean 'plain'? it defines made, layers, plain, late" in refused(
-        "plian"
-    )
-    assert "defines no function NUMBER" in refused("NUMBER")
+    said = "has no plian: did you mean 'plain'? it defines made, layers, plain, late"
+    assert said in refused("plian")
 
 
 @pytest.mark.parametrize(
     "text, says",
     [
-        (
-            "import torch\nimport numppy\n",
-            "no module 'numppy', which it imports in faulty_{n}.py, line 2",
-        ),
-        (
-            "from torch import nothing_there\n",
-            "faulty_{n} cannot be imported: ImportError: cannot import name 'nothing_there'",
-        ),
+        ("import torch\nimport numppy\n", "no module 'numppy', which it imports in {0}.py, line 2"),
         (
             "\n\ndef (:\n",
-            "faulty_{n} cannot be imported: SyntaxError: invalid syntax (faulty_{n}.py, line 3)",
+            "{0} cannot be imported: SyntaxError: invalid syntax ({0}.py, line 3)",
         ),
         (
             "import torch\nx = torch.foo\ndef make(c, b, d): pass\n",
-            "AttributeError: module 'torch' has no attribute 'foo' in faulty_{n}.py, line 2",
+            "AttributeError: module 'torch' has no attribute 'foo' in {0}.py, line 2",
         ),
     ],
 )
 def test_a_module_that_cannot_be_imported_says_why_and_where(
     tmp_path: Path, text: str, says: str
 ) -> None:
-    number = abs(hash(text)) % 10_000_000
-    (tmp_path / f"faulty_{number}.py").write_text(text)
-    assert says.format(n=number) in refused(f"faulty_{number}:make")
-
-
-def test_every_model_of_the_zoo_is_silent() -> None:
-    assert "custom" in choices("model")
-    (point,) = expand(["model=dlrm_small", "batch_size=4"])
-    assert capture(point.section("model"), 4).warnings == ()
+    name = f"faulty_{abs(hash(text)) % 10_000_000}"
+    (tmp_path / f"{name}.py").write_text(text)
+    assert says.format(name) in refused(f"{name}:make")

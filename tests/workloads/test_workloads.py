@@ -1,24 +1,12 @@
 """Workloads: published sizes, options, and real steps on the CPU."""
 
-import resource
-
 import pytest
 import torch
 
 from pipeline.errors import ConfigError, UnknownNameError
-from pipeline.paths import config_dir, project_dir
-from pipeline.question.options import FREE_OPTIONS
 from pipeline.workloads import make_step
 from tests.commands import python
-from tests.workloads.small import config_of, small
-
-MODELS = sorted(
-    path.stem for path in (config_dir() / "model").glob("*.yaml") if path.stem not in FREE_OPTIONS
-)
-
-
-def parameters(step):
-    return sum(p.numel() for p in step.parameters()) + sum(t.numel() for t in step.in_kernel)
+from tests.workloads.small import config_of, refusal
 
 
 @pytest.mark.parametrize(
@@ -29,51 +17,13 @@ def parameters(step):
         ("bert_large", 336.2),
         ("gpt2_large", 774.0),
         ("opt_13", 1315.8),
+        ("dlrm_mlperf", 96.1e3 / 4),  # tables of 96 GB
     ],
 )
 def test_parameter_counts_are_the_published_ones(name, millions):
-    assert parameters(make_step(config_of(name), 1, "meta")) / 1e6 == pytest.approx(
-        millions, rel=2e-4
-    )
-
-
-def test_mlperf_tables_take_96_gigabytes():
-    step = make_step(config_of("dlrm_mlperf"), 2048, "meta")
-    assert step.parameters_bytes == pytest.approx(96.1e9, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "name, changes", [("resnet50", {"image_size": 32, "classes": 10}), ("dcgan", {"width": 4})]
-)
-def test_channels_last_moves_images_and_weights_and_computes_the_same(name, changes):
-    after = []
-    for layout in ("contiguous", "channels_last"):
-        torch.manual_seed(0)
-        step = make_step(
-            config_of(name, memory_format=layout, optimizer="sgd", **changes), 4, "cpu"
-        )
-        last = layout == "channels_last"
-        windows = [p for p in step.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
-        assert all(p.is_contiguous(memory_format=torch.channels_last) == last for p in windows)
-        assert step.pool[0][0].is_contiguous(memory_format=torch.channels_last) == last
-        for module in step.modules:  # batch norms of few pixels would blow rounding up
-            module.eval()
-        torch.manual_seed(1)
-        with torch.no_grad():
-            after.append(step.forward(*step.pool[0]))
-        for module in step.modules:
-            module.train()
-        step.run(0)
-    assert after[0].shape == after[1].shape and torch.allclose(*after, atol=1e-3)
-
-
-def test_channels_last_touches_no_memory_of_a_step_that_computes_nothing():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = make_step(
-        config_of("resnet50", memory_format="channels_last"), 5_000, "meta"
-    )  # 3 GB of images
-    assert step.pool[0][0].stride()[1] == 1
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # KiB
+    step = make_step(config_of(name), 1, "meta")
+    numbers = sum(p.numel() for p in step.parameters()) + sum(t.numel() for t in step.in_kernel)
+    assert numbers / 1e6 == pytest.approx(millions, rel=1e-3 if "dlrm" in name else 2e-4)
 
 
 @pytest.mark.parametrize("embedding", ["fused", "joint_sparse", "sparse"])
@@ -101,93 +51,46 @@ def test_all_embeddings_learn_the_same(embedding):
 
 
 @pytest.mark.parametrize(
-    "name, changes",
-    [
-        ("dlrm_small", {"rows": 50, "embedding": "dense"}),
-        ("transformer", {"attention": "fused"}),
-        *((name, {}) for name in ("dcgan", "transformer", "gnmt", "resnet50")),
-        *((name, {}) for name in ("bert_large", "gpt2_large", "opt_13")),
-    ],
-)
-@pytest.mark.parametrize("mode", ["train", "inference"])
-def test_every_architecture_runs_for_real(name, changes, mode):
-    step = make_step(small(name, mode=mode, **changes), 4, "cpu")
-    before = [p.detach().clone() for p in step.parameters()]
-    step.run(0)
-    step.run(1)
-    changed = any(not torch.equal(a, b) for a, b in zip(before, step.parameters(), strict=True))
-    assert changed == (mode == "train")
-
-
-@pytest.mark.parametrize(
-    "option, value",
-    [("optimizer", "lion"), ("dtype", "fp8"), ("mode", "test"), ("embedding", "none")],
+    "option, value", [("optimizer", "lion"), ("dtype", "fp8"), ("embedding", "none")]
 )
 def test_unknown_options_list_the_choices(option, value):
     with pytest.raises(UnknownNameError, match=f"model.{option}.*choose one of"):
         make_step(config_of("dlrm_small", **{option: value}), 8, "meta")
 
 
-@pytest.mark.parametrize("batch", [0, -1, 2.5, "8", True])
+@pytest.mark.parametrize("batch", [0, 2.5, "8", True])
 def test_batch_sizes_are_whole_and_positive(batch):
     with pytest.raises(ConfigError, match="batch_size"):
         make_step(config_of("dlrm_small"), batch, "meta")
 
 
-def test_sequences_longer_than_the_positions_are_refused():
-    with pytest.raises(ConfigError, match="positions"):
-        make_step(config_of("gpt2_large", seq_len=4096), 1, "meta")
-
-
 def test_tables_may_come_from_a_file(tmp_path, monkeypatch):
     path = tmp_path / "tables.json"
-    path.write_text(
-        '[{"num_embeddings": 10, "pooling_factor": 2.4}, {"num_embeddings": 7},'
-        ' {"num_embeddings": 5}]'
-    )
-    step = make_step(
-        config_of("dlrm_open_source", table_configs=str(path), tables=[0, 2]), 4, "meta"
-    )
-    assert step.in_kernel[0].shape == (15, 128)
+    path.write_text('[{"num_embeddings": 10, "pooling_factor": 2.4}, {"num_embeddings": 7}]')
+
+    def made(file, **changes):
+        return make_step(config_of("dlrm_open_source", table_configs=file, **changes), 4, "meta")
+
+    assert made(str(path), tables=[0, 1]).in_kernel[0].shape == (17, 128)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"file in {tmp_path} or {project_dir()} .*No such file"):
-        make_step(config_of("dlrm_open_source", table_configs="nowhere.json"), 4, "meta")
-    with pytest.raises(ConfigError, match=r"no readable JSON file .*No such file"):
-        make_step(config_of("dlrm_open_source", table_configs="/nowhere.json"), 4, "meta")
-
-
-def test_the_documents_example_of_a_custom_model_is_predicted(tmp_path, monkeypatch):
-    """The code and the overrides that docs/workloads.md shows."""
-    import re
-    from pathlib import Path
-
-    from pipeline.answers.engine import engine
-    from pipeline.question.question import expand
-
-    text = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
-    code = re.search(r"```python\n# (\w+)\.py\n(.*?)```", text, re.S)
-    command = re.search(r"^    steptime predict (.*model=custom.*)$", text, re.M)
-    assert code and command and code[1] in command[1]
-    (tmp_path / f"{code[1]}.py").write_text(code[2])
-    monkeypatch.chdir(tmp_path)
-    found = engine().predict_one(expand(command[1].split())[0]).whole()
-    assert found.unmodelled_share == 0
-    assert found.predicted_us == pytest.approx(found.active_us + found.idle_us)
-    assert found.predicted_us >= max(found.active_us, 0.5 * found.host_us)
-    assert found.memory_bytes > 4 * (64 * 512 + 512 * 10)  # the width that the command asks for
+    for file, says in (
+        ("nowhere.json", f"file in {tmp_path} or .*"),
+        ("/nowhere.json", r"file .*"),
+    ):
+        with pytest.raises(ConfigError, match=f"no readable JSON {says}No such file"):
+            made(file)
 
 
 @pytest.mark.parametrize(
-    "name, changes", [("transformer", {"layers": 0}), ("transformer", {"heads": 7})]
+    "name, changes, says",
+    [
+        ("transformer", {"layers": 0}, "model=transformer: these sizes contradict each other"),
+        ("transformer", {"heads": 7}, "model=transformer: these sizes contradict each other"),
+        ("gpt2_large", {"seq_len": 4096}, "positions"),
+    ],
 )
-def test_sizes_that_do_not_fit_are_named_in_one_line(name, changes):
-    from pipeline.graph.capture import capture
-
-    with pytest.raises(
-        ConfigError, match=f"model={name}: these sizes contradict each other"
-    ) as raised:
-        capture(config_of(name, **changes), 2)
-    assert "\n" not in str(raised.value)
+def test_sizes_that_do_not_fit_are_named_in_one_line(name, changes, says):
+    assert says in refusal(ConfigError, name, **changes)
 
 
 def test_importing_the_package_loads_no_torch():
