@@ -246,3 +246,35 @@ def test_a_collective_names_the_axis_of_its_group_and_is_awaited_at_its_first_us
     assert [each["ranks"] for each in reduced] == [4, 2, 2, 2]
     last = [node.name.partition("::")[2] for node in nodes]
     assert last.index("mul") < len(last) - last[::-1].index("wait") - 1 < last.index("add")
+
+
+def test_a_kernel_behind_two_waits_awaits_both_collectives() -> None:
+    names = [
+        "aten::mm",
+        "nccl:all_reduce",
+        "nccl:all_reduce",
+        "c10d::wait",
+        "c10d::wait",
+        "aten::add",
+    ]
+    said = ["{}", '{"collective": 0}', '{"collective": 1}', '{"awaits": 0}', '{"awaits": 1}', "{}"]
+    numbers = range(len(names))
+    graph = pd.DataFrame({"order": numbers, "node_id": numbers, "name": names, "attributes": said})
+    calls = pd.DataFrame({"node_id": [0, 1, 2, 5], "stream": [0, 1, 2, 0]})
+    assert stream_waits(graph, calls)[3] == (1, 2)
+
+
+class AwaitedTwice(nn.Linear):
+    """A layer of a sum over the ranks, for which it waits again where nothing runs any more."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        work = torch.distributed.all_reduce(own := x * 1, async_op=True)
+        work.wait()
+        work.wait()
+        return super().forward(own)
+
+
+def test_a_wait_for_what_was_awaited_is_no_wait():
+    nodes, _ = captured_step(lambda: AwaitedTwice(4, 4), torch.rand(4, 4, device="meta"))
+    awaited = [node.attributes["awaits"] for node in nodes if node.name == "c10d::wait"]
+    assert len(awaited) == len(set(awaited)) == 2, "the sum, and the gradients"

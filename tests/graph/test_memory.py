@@ -194,3 +194,11 @@ def test_what_is_alive_by_kind_adds_up_to_the_peak() -> None:
     backward = course.loc[course["phase"] == "backward", "activations"]
     assert backward.iloc[0] == memory.saved
     assert course["activations"].iloc[-1] == 4, "the loss"
+
+
+def test_every_weight_and_input_takes_a_block_of_the_allocator() -> None:
+    """512 bytes each of a weight, a bias, the input and the result: `steptime predict` shows them as memory."""
+    x, layer = torch.empty(4, 8, device="meta"), nn.Linear(8, 8, device="meta")
+    with torch.no_grad(), LiveMemory([x, *layer.parameters()]) as live:
+        layer(x)
+    assert live.blocks == 4
