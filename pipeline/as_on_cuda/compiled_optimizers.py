@@ -1,7 +1,7 @@
 """Steps of optimizers that `torch.compile` has compiled, in closed form: what the compiler would find in minutes for a large model.
 
 All updates of a parameter are one pass over the parameter, its gradient and its states. One kernel updates several parameters.
-`tests/graph/test_user_compile.py` compares with what the compiler lowers.
+`tests/graph/test_compiled_step.py` compares with what the compiler lowers.
 """
 
 from __future__ import annotations

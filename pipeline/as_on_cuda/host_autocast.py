@@ -76,7 +76,15 @@ def cuda_means_host() -> Any:
     kind: Any = torch.amp.autocast_mode.autocast
     begin = kind.__init__
 
-    def start(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        begin(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+    def start(  # the compiler binds these names
+        self: Any,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        begin(self, device_type, dtype, enabled, cache_enabled)
 
     return replaced(kind, __init__=start)

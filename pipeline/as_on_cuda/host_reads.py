@@ -17,27 +17,36 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pipeline.as_on_cuda.known_values import known
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.shape_operators import is_empty, is_fake, meta_operators
-from pipeline.as_on_cuda.torch_names import PACKING, RECURRENT_FUNCTIONS, assumes_all_nonzero
+from pipeline.as_on_cuda.torch_names import (
+    PACKING,
+    RECURRENT_FUNCTIONS,
+    assumes_all_nonzero,
+    tree_leaves,
+)
 from pipeline.errors import ConfigError, SteptimeWarning
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, SteptimeWarning, stacklevel=3)
 
 
 def _compared(name: str) -> Callable[[float, Any], bool]:
     """A comparison of `float` with a warning."""
 
     def compare(self: float, other: Any) -> bool:
-        warnings.warn(
-            f"the step compares a number that it has read, taken as {self}, with"
-            f" {other}; a run may go another way",
-            SteptimeWarning,
-            stacklevel=2,
+        _warn(
+            f"the step compares a number that it has read, taken as {self}, with {other}; a run may"
+            " go another way"
         )
         return bool(getattr(float, name)(self, other))
 
@@ -77,41 +86,6 @@ WITH_VALUES = ("tolist", "__int__", "__index__")
 """Methods by which the host reads whole numbers, if it can know them."""
 
 
-def known(value: Tensor) -> Tensor | None:
-    """The numbers of a tensor without data, on the host, if the host made them; None if not (`OnOneDevice` keeps them)."""
-    make: Callable[[], Tensor] | None = getattr(value, "_steptime_values", None)
-    return None if make is None else make()
-
-
-FOLLOWED = frozenset((
-    "add", "amax", "bincount", "clamp", "clone", "cumsum", "div", "flatten", "floordiv", "getitem",
-    "gt", "int", "long", "lt", "max", "min", "mul", "sort", "sub", "sum", "to", "view",
-))  # fmt: skip
-"""Names, without underscores, of what keeps whole numbers known that the host made."""
-
-
-def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Keep what makes the numbers of a call's results: of the host's, moved to the device, and of what follows from them.
-
-    A count of indices finds each value equally often, as the groups of a product by experts are.
-    """
-    source, others = args[0], args[1:]
-    before: Any = getattr(source, "_steptime_values", None)
-    if func in (torch.bincount, Tensor.bincount) and not result.is_floating_point():
-        each, more = divmod(source.numel(), len(result))
-        make: Callable[[], Any] = lambda: each + (torch.arange(len(result)) < more).long()  # noqa: E731
-    elif not is_empty(source) and not source.is_floating_point():
-        make = lambda: source  # noqa: E731
-    elif before and not any(isinstance(other, Tensor) for other in others):
-        make = before if func is Tensor.to else lambda: func(before(), *others, **kwargs)
-    else:
-        return
-    several = isinstance(result, tuple)
-    for place, part in enumerate(result if several else (result,)):
-        if isinstance(part, Tensor) and is_empty(part):
-            part._steptime_values = lambda at=place: make()[at] if several else make()  # type: ignore[attr-defined]
-
-
 def with_rows(args: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The keywords of `repeat_interleave` with the number of rows that it finds, for which the host waits, if it is known."""
     counts = kwargs.get("repeats", args[min(1, len(args) - 1)])
@@ -120,6 +94,41 @@ def with_rows(args: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         return kwargs
     read(counts)
     return {**kwargs, "output_size": int(values.sum())}
+
+
+SELECTIONS = ("nonzero", "argwhere", "where", "masked_select")
+"""Names, without underscores, of functions that find the true elements of a mask."""
+
+
+@contextmanager
+def known_selection(args: Any) -> Iterator[None]:
+    """While the body runs, a mask has as many true elements as its values have, if they are known and the user gave no share."""
+    masks = [each for each in tree_leaves(args) if isinstance(each, Tensor)]
+    masks = masks if len(masks) == 1 else [mask for mask in masks if mask.dtype == torch.bool]
+    values = known(masks[0]) if len(masks) == 1 else None
+    if _SHARE or values is None or (values.dtype != torch.bool and len(args) > 1):
+        yield
+        return
+    _replace_nonzero()
+    _SHARE.append(Fraction(int(values.count_nonzero()), max(values.numel(), 1)))
+    try:
+        yield
+    finally:
+        _SHARE.pop()
+
+
+def with_indices(args: Any) -> Any:
+    """The arguments of an index, with what its masks find in place of those whose values are known, as on CUDA."""
+    key, found = args[1] if isinstance(args[1], tuple) else (args[1],), []
+    for part in key:
+        mask = isinstance(part, Tensor) and part.dtype == torch.bool and part.dim() > 0
+        if mask and not _SHARE and known(part) is not None:
+            with known_selection((part,)):
+                found += part.nonzero().unbind(1)
+        else:
+            found.append(part)
+    same = all(map(operator.is_, found, key)) and len(found) == len(key)
+    return args if same else (args[0], tuple(found), *args[2:])
 
 
 def read(value: Tensor) -> None:
@@ -135,14 +144,14 @@ def read(value: Tensor) -> None:
 def assumed_reads() -> Iterator[None]:
     """While the body runs, the host waits for each number or check that a step reads, and gets an assumed answer.
 
-    The answers are `ASSUMED_NUMBER` and `ASSUMED_CHECKS`. A copy to the host (`.cpu()`) is also a wait; it returns only the shape.
-    Whole numbers that the host made, such as the lengths of sequences, are what they are.
+    The answers are `ASSUMED_NUMBER` and `ASSUMED_CHECKS`. A copy to the host (`.cpu()`) is also a wait; it returns only the shape,
+    and ones to NumPy. Whole numbers that the host made, such as the lengths of sequences, are what they are.
 
     Floating-point numbers are mostly logged or checked to be finite. Integers (which become sizes) and results of
     comparisons have no usual answer, so PyTorch raises its error for them.
     """
     usual: Any = {
-        name: getattr(Tensor, name) for name in (*READS, *WITH_VALUES, "cpu", "__format__")
+        name: getattr(Tensor, name) for name in (*READS, *WITH_VALUES, "cpu", "numpy", "__format__")
     }
 
     def answering(name: str, kind: Callable[[Any], Any]) -> Callable[[Tensor], Any]:
@@ -159,13 +168,20 @@ def assumed_reads() -> Iterator[None]:
         if not is_empty(self) or is_fake(self):
             return usual["cpu"](self, *args, **kwargs)
         read(self)  # the copy has all bytes; later work on the result is on the host
-        return self.view_as(self) if (values := known(self)) is None else values
+        return self.view_as(self) if (values := known(self)) is None else values.clone()
 
     def shown(self: Tensor, spec: str) -> str:
         if not is_empty(self) or self.dim():
             return str(usual["__format__"](self, spec))
         read(self)  # a text changes no step: any number will do
         return format(ASSUMED_NUMBER if self.is_floating_point() else int(ASSUMED_NUMBER), spec)
+
+    def numpy(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        assumed = known(self) if is_empty(self) else self
+        if assumed is None and self.is_floating_point() and not is_fake(self):
+            _warn("the step computes with NumPy; its numbers are taken as 1, its time as none")
+            assumed = torch.ones(self.shape, dtype=self.dtype, device="cpu")
+        return usual["numpy"](self if assumed is None else assumed, *args, **kwargs)
 
     def pack(x: Tensor, lengths: Tensor, *options: Any) -> Any:
         on_host = known(lengths)
@@ -175,7 +191,7 @@ def assumed_reads() -> Iterator[None]:
     kinds = READS | dict.fromkeys(WITH_VALUES, lambda value: value)
     with ExitStack() as stack:
         answers: dict[str, Any] = {name: answering(name, kind) for name, kind in kinds.items()}
-        stack.enter_context(replaced(Tensor, cpu=cpu, __format__=shown, **answers))
+        stack.enter_context(replaced(Tensor, cpu=cpu, numpy=numpy, __format__=shown, **answers))
         stack.enter_context(replaced(RECURRENT_FUNCTIONS, **{PACKING: pack}))
         for owner in (torch, Tensor):
             checks = {name: usual for name, usual in ASSUMED_CHECKS.items() if hasattr(owner, name)}
@@ -219,8 +235,9 @@ def _read_operator() -> Any:
     return meta_operators("steptime_loss", {"read(Tensor value) -> ()": lambda value: None})
 
 
-_SHARE: list[float] = []
-"""Shares that are currently set: the user's, then those of functions for their own masks. The last one is used for masks."""
+_SHARE: list[float | Fraction] = []
+"""Shares that are currently set: the user's, then those of functions for their own masks, then that of a mask whose values are
+known. The last one is used for masks."""
 
 
 @contextmanager
@@ -267,7 +284,7 @@ def assuming_true_share(share: object) -> Iterator[None]:
         for owner in (torch, Tensor):
             select: Any = vars(owner).get("masked_select", Tensor.masked_select)
             stack.enter_context(
-                replaced(owner, masked_select=_by_index(select), sum=_counting(owner.sum))
+                replaced(owner, masked_select=by_index(select), sum=_counting(owner.sum))
             )
         comparisons = {
             name: _of_counts(getattr(Tensor, name), getattr(operator, name)) for name in COMPARISONS
@@ -308,7 +325,7 @@ def _of_counts(usual: Any, compare: Callable[[Any, Any], bool]) -> Any:
     return answer
 
 
-def _by_index(usual: Any) -> Any:
+def by_index(usual: Any) -> Any:
     """`masked_select` as on CUDA: both tensors are broadcast, then the mask is used as an index (IndexKernel.cpp)."""
 
     def select(x: Tensor, mask: Tensor, **kwargs: Any) -> Any:

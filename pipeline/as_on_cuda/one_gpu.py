@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +23,14 @@ from torch.overrides import TorchFunctionMode
 from pipeline.as_on_cuda.cuda_functions import one_cuda_device
 from pipeline.as_on_cuda.fully_sharded import SHARDING, meshes_on_meta, sharded_on_meta
 from pipeline.as_on_cuda.functional_exchanges import functional_collectives_recorded
-from pipeline.as_on_cuda.host_reads import FOLLOWED, follow_values, with_rows
+from pipeline.as_on_cuda.host_reads import (
+    SELECTIONS,
+    by_index,
+    known_selection,
+    with_indices,
+    with_rows,
+)
+from pipeline.as_on_cuda.known_values import follow_values
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.recording_group import is_recording, recording_group
 from pipeline.as_on_cuda.shape_operators import is_empty
@@ -91,8 +98,14 @@ class OnOneDevice(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         if name == "repeat_interleave":
             kwargs = with_rows(args, kwargs)
-        result = func(*args, **kwargs)
-        if self.device == "meta" and name in FOLLOWED and args and isinstance(args[0], Tensor):
+        selects = self.device == "meta" and name in SELECTIONS
+        if selects and name == "masked_select":
+            func = by_index(func)
+        if self.device == "meta" and name in ("getitem", "setitem"):
+            args = with_indices(args)
+        with known_selection(args) if selects else nullcontext():
+            result = func(*args, **kwargs)
+        if self.device == "meta":
             follow_values(func, args, kwargs, result)
         return result
 

@@ -131,9 +131,11 @@ def explained(error: BaseException) -> str:
     text = inner[1] if inner else first_line(error)
     target = re.search(r"target: (\S+)", said)
     operator = f" ({target[1]})" if target else ""
+    named = re.search("device mismatch|cuda devices", said)
+    remedy = "make tensors with device=x.device in compiled code" if named else "leave it out"
     return (
         f"model.compile=true: PyTorch's compiler cannot compile the step{operator}:"
-        f" {type(error).__name__}: {text}; leave it out"
+        f" {type(error).__name__}: {text}; {remedy}"
     )
 
 

@@ -98,6 +98,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         vision.image_size = config["image_size"]
     if getattr(settings, "decoder_start_token_id", None) is None:
         settings.decoder_start_token_id = 0
+    settings.architectures = settings.architectures or []  # the library looks for one of several
     setattr(settings, "dtype" if hasattr(settings, "dtype") else "torch_dtype", torch.float32)
     with slow_code_reported("transformers"):
         model = made(lambda: _model(library, settings, task, config), device)
@@ -343,7 +344,9 @@ def _seconds(config: Mapping[str, Any]) -> int:
 def _recording(settings: Any, name: str, config: Mapping[str, Any]) -> tuple[int, ...]:
     """Shape of a recording: samples of a wave, or the frames of a spectrogram."""
     seconds = config.get("audio_seconds")
-    if name == "input_values" and not hasattr(settings, "num_mel_bins"):
+    if name == "input_values" and not (
+        hasattr(settings, "num_mel_bins") and hasattr(settings, "max_length")
+    ):
         return (_seconds(config) * PER_SECOND,)
     frames = _seconds(config) * FRAMES_PER_SECOND
     if name == "input_values":  # the audio spectrogram transformer
@@ -354,7 +357,7 @@ def _recording(settings: Any, name: str, config: Mapping[str, Any]) -> tuple[int
         return (settings.num_mel_bins, frames if seconds else 2 * settings.max_source_positions)
     features = [
         getattr(settings, key, None)
-        for key in ("input_feat_per_channel", "feature_projection_input_dim")
+        for key in ("input_feat_per_channel", "feature_projection_input_dim", "input_dim")
     ]
     return (frames, int(next(filter(None, features), 80)))
 

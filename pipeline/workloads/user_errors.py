@@ -66,7 +66,7 @@ ADVICE = (
         r"_unique|unique_dim|unique_consecutive",
         "the size of its result depends on data, which the meta device does not have",
     ),
-    (r"\bmeta\b|Meta", "docs/workloads.md lists what a step may not do"),
+    (r"\bmeta\b|Meta(?!\w*Type)", "docs/workloads.md lists what a step may not do"),
 )
 """Pattern of an error message -> advice, for messages that give none; the first pattern that matches is used."""
 

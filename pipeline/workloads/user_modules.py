@@ -10,12 +10,15 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from logging import Logger
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pipeline.as_on_cuda.known_values import keep_values
 from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.as_on_cuda.torch_names import tree_flatten, tree_unflatten
 from pipeline.errors import InputError, name_of
@@ -92,9 +95,9 @@ class UserModule:
         module = self.model if isinstance(self.model, nn.Module) else _made(self.model, device)
         function = self.loss if isinstance(self.loss, nn.Module) else nn.Module()
         loss = [function] if [*function.parameters(), *function.buffers()] else []
-        self._undo += [
-            _remembered(part) for part in (*module.modules(), *(loss[0].modules() if loss else ()))
-        ]
+        whole_modules = (*module.modules(), *(loss[0].modules() if loss else ()))
+        self._undo += map(_remembered, (*whole_modules, *_settings_in(whole_modules)))
+        self._undo += map(_script_remembered, whole_modules)
         # a wrapper keeps the parameters that it was made with: a module that was made without data stays as it is
         made_empty = module is not self.model and all(
             map(is_empty, [*module.parameters(), *module.buffers()])
@@ -250,7 +253,10 @@ def _emptied(modules: Iterable[nn.Module], device: str) -> dict[int, Tensor]:
             )
             setattr(part, name, new)
         for name, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
-            setattr(part, name, torch.empty_like(buffer, device=device))
+            new = torch.empty_like(buffer, device=device)
+            if device == "meta" and not is_empty(buffer):
+                keep_values(new, buffer.clone)
+            setattr(part, name, new)
     return made
 
 
@@ -271,6 +277,35 @@ def _remembered(owner: Any) -> Undo:
                 value.update(earlier) if isinstance(value, dict) else value.extend(earlier)
 
     return undo
+
+
+def _script_remembered(part: nn.Module) -> Undo:
+    """Remember the tensors of a module of TorchScript, which its attributes do not hold."""
+    held = dict[str, Tensor]()
+    if isinstance(part, torch.jit.ScriptModule):
+        held = {
+            **dict(part.named_parameters(recurse=False)),
+            **dict(part.named_buffers(recurse=False)),
+        }
+
+    def undo() -> None:
+        for name, tensor in held.items():
+            setattr(part, name, tensor)
+
+    return undo
+
+
+def _settings_in(modules: Iterable[nn.Module]) -> list[Any]:
+    """Objects with attributes that modules hold, such as configurations, and those in them, once each."""
+    found: dict[int, Any] = {}
+    waiting = [value for module in modules for value in vars(module).values()]
+    while waiting:
+        value = waiting.pop()
+        plain = hasattr(value, "__dict__") and not callable(value) and id(value) not in found
+        if plain and not isinstance(value, (dict, list, Tensor, ModuleType, Logger)):
+            found[id(value)] = value
+            waiting += vars(value).values()
+    return list(found.values())
 
 
 def _same_content(one: Any, other: Any) -> bool:
