@@ -130,7 +130,8 @@ class Comparison:
         """
         check_file(Path(path), "--page", ("html",))
         points = page_points(self.predictions, self.usable_bytes, self.one_host.at_speeds())
-        said = brief(self.alike, self.usable_bytes), [t.plain for t in self.notes(("host",))]
+        notes = [text.plain for text in self.notes(("host",))]
+        said = brief(self.alike, self.predictions, self.usable_bytes), notes
         write_page(Path(path), points, grid_title(self.predictions), *said)
 
     @property
