@@ -216,9 +216,7 @@ class Comparison:
         for text in price_notes(self.prices, [p.gpu for p in self.predictions], paid):
             yield Text(text, style="dim")
         hosts = ["host"] * ("host" in left_out and not self.one_host.note)
-        for text in settings_of(every, [*hosts, *ASKED]):
-            yield Text(text, style="dim")
-        for text in notes_of(every):
+        for text in (*settings_of(every, [*hosts, *ASKED]), *notes_of(every)):
             yield Text(text, style="dim")
         if self.one_host.note:
             yield Text(self.one_host.note, style="dim")
