@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from pipeline.answers.engine import Engine
 from pipeline.hardware.hosts import Host
@@ -51,6 +52,12 @@ class OneHost:
     def of(self, p: Prediction) -> Prediction:
         """A prediction on the one host."""
         return self.steps.get(point(p), p)
+
+
+def hosts_differ(points: Iterable[Any]) -> bool:
+    """Whether GPUs of predictions, or of rows of the figures' table of steps, have different hosts, or sets of hosts."""
+    pairs = {(p.gpu, p.host) for p in points if p.host}
+    return len(pairs) < len({gpu for gpu, _ in pairs}) * len({host for _, host in pairs})
 
 
 def host_note(questions: Sequence[Question]) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.host_share import hosts_differ
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.prediction import Prediction
 from pipeline.prediction_rows import SURENESS
@@ -111,16 +112,15 @@ def _one_gpu(rows: pd.DataFrame) -> str:
 
 def on_one_host(rows: pd.DataFrame, says: Callable[[pd.DataFrame], str]) -> str:
     """What a sentence says about `steps` rows, with their host; no comparison of GPUs whose usual hosts differ."""
-    hosts = rows[rows["host"] != ""].groupby("gpu")["host"].agg(frozenset)
-    return HOSTS_DIFFER if len({*hosts}) > 1 else (said := says(rows)) and said + on_hosts(rows)
+    if hosts_differ(rows.itertuples()):
+        return HOSTS_DIFFER
+    return (said := says(rows)) and said + on_hosts(rows)
 
 
 def on_hosts(rows: pd.DataFrame) -> str:
-    """The host of `steps` rows, as the end of a title."""
-    hosts = [host for host in distinct(rows["host"]) if host]
-    if len(hosts) > 1:
-        return ", each on its own host"
-    return f", on {hosts[0]}" if hosts else ""
+    """The hosts of `steps` rows, as the end of a title."""
+    hosts = " or ".join(filter(None, distinct(rows["host"])))
+    return hosts and f", on {hosts}"
 
 
 def family_sentence(shares: pd.DataFrame) -> str:
