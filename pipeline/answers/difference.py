@@ -94,8 +94,11 @@ class Difference:
             ends = f"; its {self.host.name}: {percent_of(self.host.us, self.a)}"
         share = 100 * changed.us / self.a.predicted_us
         if abs(share) < 0.05:
-            waits = f": both wait for the host until {milliseconds(self.a.predicted_us)}"
-            waits = waits if self.a.bound == self.b.bound == "host" else ""
+            waits = (
+                f": both wait for the host until {milliseconds(self.a.predicted_us)}"
+                if self.a.bound == self.b.bound == "host"
+                else ""
+            )
             return f"{b} takes as long as {a}{waits}{ends}"
         low, high, shorter = changed.p10_us, changed.p90_us, share < 0
         unsure = low is not None and high is not None and low < 0 < high

@@ -65,9 +65,11 @@ def _refuse_other_names(values: Sequence[Override], named_by: str) -> None:
     for override in values:
         group, _, key = override.key.partition(".")
         if group in GROUPS and key == "name" and override.key != named_by:
-            remedy = f"choose a file of config/{group}/ with {group}=NAME"
-            if named_by and group == "model":
-                remedy = f"give {named_by}{example(named_by)}"
+            remedy = (
+                f"give {named_by}{example(named_by)}"
+                if named_by and group == "model"
+                else f"choose a file of config/{group}/ with {group}=NAME"
+            )
             raise ConfigError(f"{override.text}: {remedy}")
 
 
