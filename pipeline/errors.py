@@ -19,10 +19,11 @@ class SteptimeError(Exception):
 
 
 _OPTION = re.compile(
-    r"(?<![\w/.\-'])(model|gpu|parallel|predict|kernels|overheads|collect|edit|price)\."
+    r"(?<![\w/.\-])(model|gpu|parallel|predict|kernels|overheads|collect|edit|price)\."
+    r"(?!(?:csv|gz|html|json|onnx|parquet|pdf|png|pt2?|py|svg|ya?ml)\b)"
     r"([a-zA-Z_][\w.]*)(?:=([\w.\-:/]+))?"
 )
-"""An option with a dot, and its value, as messages name it."""
+"""An option with a dot, and its value, as messages name it; no name of a file, such as 'model.yaml'."""
 
 
 def in_python(text: str) -> str:

@@ -47,8 +47,8 @@ def rate(per_second: float) -> str:
 
 
 def prefix_of(number: float) -> tuple[str, float]:
-    """The prefix of a large number and its factor, such as M and 1e6; below 1,000 none and 1."""
-    prefixes = (("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
+    """The prefix of a large count, B from 1e9 on, and its factor, such as M and 1e6; below 1,000 none and 1."""
+    prefixes = (("B", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
     return next((prefix for prefix in prefixes if number >= 0.9995 * prefix[1]), prefixes[-1])
 
 

@@ -55,7 +55,7 @@ def figures() -> Iterator[tuple[str, Figure]]:
     yield "roofline", draw_roofline(answer)
     faster = answer.diff(predict("H100", "dlrm_default", batch_size=2048))
     yield "why", draw_difference(replace(faster, calls=(), notes=()), NARROW)
-    found = compare("V100,A100,T4", "dlrm_default", batch_size="512,1024,2048").predictions
+    found = compare("V100,P100,T4", "dlrm_default", batch_size="512,1024,2048").predictions
     ordered = sorted(found, key=lambda p: (p.gpu, p.batch_size))
     grid = Artifacts(pd.concat([summary_row(p) for p in ordered], ignore_index=True))
     entries = {entry.name: entry for entry in GALLERY}

@@ -94,7 +94,12 @@ class Difference:
             ends = f"; its {self.host.name}: {percent_of(self.host.us, self.a)}"
         share = 100 * changed.us / self.a.predicted_us
         if abs(share) < 0.05:
-            return f"{b} takes as long as {a}{ends}"
+            waits = (
+                f": both wait for the host until {milliseconds(self.a.predicted_us)}"
+                if self.a.bound == self.b.bound == "host"
+                else ""
+            )
+            return f"{b} takes as long as {a}{waits}{ends}"
         low, high, shorter = changed.p10_us, changed.p90_us, share < 0
         unsure = low is not None and high is not None and low < 0 < high
         much = f"{abs(share):.{0 if abs(share) >= 1 else 1}f} %"
@@ -322,7 +327,8 @@ def _notes(
                 " prediction"
             )
         elif a.gpu != b.gpu:
-            yield "intervals: errors of two GPUs' kernel models, and of two hosts, are independent"
+            hosts = ", and of two hosts," if a.host != b.host else ""
+            yield f"intervals: errors of two GPUs' kernel models{hosts} are independent"
         else:
             yield "intervals: from paired draws, errors that both steps share cancel"
     if bool(a.traced) != bool(b.traced) and (a.several or b.several):

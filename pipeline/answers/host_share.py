@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from pipeline.answers.engine import Engine
+from pipeline.hardware.hosts import Host
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.readable import distinct, few
 
 MOST_PREDICTED = 24
-"""Number of other predictions up to which they are predicted again with the first one's host."""
+"""Number of other predictions up to which they are predicted again with the host of most."""
 
 HOST_SPEEDS = (0.5, 0.8, 1.25, 2.0)
 """Other speeds of a host, over its own: known hosts of one period differ by 1.25, and 2 shows where the host no longer limits."""
@@ -51,6 +54,12 @@ class OneHost:
         return self.steps.get(point(p), p)
 
 
+def hosts_differ(points: Iterable[Any]) -> bool:
+    """Whether GPUs of predictions, or of rows of the figures' table of steps, have different hosts, or sets of hosts."""
+    pairs = {(p.gpu, p.host) for p in points if p.host}
+    return len(pairs) < len({gpu for gpu, _ in pairs}) * len({host for _, host in pairs})
+
+
 def host_note(questions: Sequence[Question]) -> str | None:
     """`OneHost.note`; None where all GPUs have the same hosts: one, or those that were asked for, which are rows of their own."""
     gpus_of: dict[str, list[str]] = {}
@@ -59,25 +68,31 @@ def host_note(questions: Sequence[Question]) -> str | None:
     if len({frozenset(gpus) for gpus in gpus_of.values()}) < 2:
         return None
     named = "; ".join(f"{host} ({few(distinct(gpus))})" for host, gpus in gpus_of.items())
-    return f"hosts differ: {named}; one host for all: host={questions[0].host.name}"
+    return f"hosts differ: {named}; one host for all: host={shared_host(questions).name}"
+
+
+def shared_host(questions: Sequence[Question]) -> Host:
+    """The host on which GPUs are compared, in whatever order: that of most questions, of several the first by name."""
+    counts = Counter(question.host for question in questions)
+    return min(counts, key=lambda host: (-counts[host], host.name))
 
 
 def on_one_host(
     questions: Sequence[Question], predictions: Sequence[Prediction], engine: Engine
 ) -> OneHost:
-    """Several predictions on the host of the first one.
+    """Several predictions on the host of most of them (`shared_host`).
 
     Args:
         questions: what was asked, in the order of the predictions.
         predictions: the answers.
         engine: predicts the same steps with the other host.
     """
-    note, first = host_note(questions), questions[0].host
+    note, shared = host_note(questions), shared_host(questions)
     speeds = partial(at_speeds, questions, predictions, engine)
     asked = {
-        replace(question, host=first): prediction
+        replace(question, host=shared): prediction
         for question, prediction in zip(questions, predictions, strict=True)
-        if note and question.host != first and not question.local
+        if note and question.host != shared and not question.local
     }
     if not asked or len(asked) > MOST_PREDICTED:
         return OneHost(note, at_speeds=speeds)
@@ -86,7 +101,7 @@ def on_one_host(
         for answer in engine.predict(asked)
         if answer.prediction
     }
-    return OneHost(note, first.name, moved, speeds)
+    return OneHost(note, shared.name, moved, speeds)
 
 
 def at_speeds(

@@ -22,9 +22,8 @@ from pipeline.question.compose import (
     choices,
     configuration,
     default_choices,
-    refuse_other_names,
 )
-from pipeline.question.options import NAMED_BY, option_of
+from pipeline.question.options import GROUPS, NAMED_BY, option_of
 
 
 def composed(
@@ -51,12 +50,27 @@ def composed(
             f"model.architecture={architecture}: model={model} is of another; take model=NAME of"
             " that architecture (steptime models), or copy its file to a name of your own"
         )
-    named = NAMED_BY.get(str(architecture)) == "model.name"
-    refuse_other_names(values, named)
-    nameless = named and not any(override.key == "model.name" for override in values)
+    named_by = NAMED_BY.get(str(architecture), "")
+    _refuse_other_names(values, named_by)
+    nameless = named_by == "model.name" and not any(
+        override.key == "model.name" for override in values
+    )
     if absent := [*(key for key in missing if key != "batch_size"), *["model.name"] * nameless]:
         raise ConfigError("; ".join(f"give a value for {key}{example(key)}" for key in absent))
     return config, base
+
+
+def _refuse_other_names(values: Sequence[Override], named_by: str) -> None:
+    """Refuse `model.name=...`, unless it names a model of a library: results are stored under the name of the file."""
+    for override in values:
+        group, _, key = override.key.partition(".")
+        if group in GROUPS and key == "name" and override.key != named_by:
+            remedy = (
+                f"give {named_by}{example(named_by)}"
+                if named_by and group == "model"
+                else f"choose a file of config/{group}/ with {group}=NAME"
+            )
+            raise ConfigError(f"{override.text}: {remedy}")
 
 
 def with_half(overrides: Sequence[Override]) -> tuple[list[Override], list[str]]:

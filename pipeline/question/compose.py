@@ -309,20 +309,6 @@ def _yaml_in(file: Path) -> Any:
         ) from None
 
 
-def refuse_other_names(values: Sequence[Override], named: bool) -> None:
-    """Refuse `model.name=...`, unless it names a model of a library: results are stored under the name of the file.
-
-    Raises:
-        ConfigError: an override changes the name of a group's file.
-    """
-    for override in values:
-        group, _, key = override.key.partition(".")
-        if group in GROUPS and key == "name" and not (group == "model" and named):
-            raise ConfigError(
-                f"{override.text}: choose a file of config/{group}/ with {group}=NAME"
-            )
-
-
 def with_names_of_today(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     """Overrides with the names that options have today, and a sentence on each that has got another."""
     old, new = "ddp.", "parallel."

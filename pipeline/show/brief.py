@@ -41,6 +41,7 @@ class Fact:
 
 def brief(
     points: Sequence[Prediction],
+    own: Sequence[Prediction],
     usable_bytes: Sequence[int],
     advised: Fact | None = None,
 ) -> list[Fact]:
@@ -48,6 +49,7 @@ def brief(
 
     Args:
         points: the points, on one host where GPUs are compared.
+        own: the same points on their own hosts: how sure these are is what the table says.
         usable_bytes: memory of each point's GPU that PyTorch can use.
         advised: what makes the fastest point faster; without it, the command that says so.
     """
@@ -65,10 +67,10 @@ def brief(
         (_named(p), share, f"{gibibytes(p.memory_bytes)} of {gibibytes(usable[p.gpu])}")
         for p, share in need
     ]
-    low = min(p.p10_us / p.predicted_us for p in points) - 1
-    high = max(p.p90_us / p.predicted_us for p in points) - 1
+    low = min(p.p10_us / p.predicted_us for p in own) - 1
+    high = max(p.p90_us / p.predicted_us for p in own) - 1
     sure = (
-        f"{weakest(points)}; p10 to p90 is at most −{-100 * low:.0f} % to +{100 * high:.0f} % of a"
+        f"{weakest(own)}; p10 to p90 is at most −{-100 * low:.0f} % to +{100 * high:.0f} % of a"
         " step"
     )
     return [

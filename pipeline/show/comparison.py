@@ -19,7 +19,7 @@ from rich.text import Text
 
 from pipeline.answers.engine import Answer, Engine, engine
 from pipeline.answers.engine import in_order as answers_in_order
-from pipeline.answers.host_share import OneHost, on_one_host
+from pipeline.answers.host_share import OneHost, hosts_differ, on_one_host
 from pipeline.answers.predict import grid_table, warn_of
 from pipeline.answers.ties import PER_PRICE, THROUGHPUT, Tie, grid_ties
 from pipeline.paths import check_file
@@ -130,7 +130,8 @@ class Comparison:
         """
         check_file(Path(path), "--page", ("html",))
         points = page_points(self.predictions, self.usable_bytes, self.one_host.at_speeds())
-        said = brief(self.alike, self.usable_bytes), [t.plain for t in self.notes(("host",))]
+        notes = [text.plain for text in self.notes(("host",))]
+        said = brief(self.alike, self.predictions, self.usable_bytes), notes
         write_page(Path(path), points, grid_title(self.predictions), *said)
 
     @property
@@ -215,9 +216,7 @@ class Comparison:
         for text in price_notes(self.prices, [p.gpu for p in self.predictions], paid):
             yield Text(text, style="dim")
         hosts = ["host"] * ("host" in left_out and not self.one_host.note)
-        for text in settings_of(every, [*hosts, *ASKED]):
-            yield Text(text, style="dim")
-        for text in notes_of(every):
+        for text in (*settings_of(every, [*hosts, *ASKED]), *notes_of(every)):
             yield Text(text, style="dim")
         if self.one_host.note:
             yield Text(self.one_host.note, style="dim")
@@ -325,9 +324,10 @@ class Comparison:
 
     @cached_property
     def _tops(self) -> dict[tuple[str, str], float]:
-        """The largest value of each model, by what is compared, where it is surely the best of several that fit."""
+        """The largest value of each model, by what is compared, where it is surely the best of several on alike hosts that fit."""
         values: dict[tuple[str, str], list[float]] = {}
-        for p in map(self.one_host.of, self.predictions) if len(self.predictions) > 1 else ():
+        points = self.alike
+        for p in points if len(points) > 1 and not hosts_differ(points) else ():
             for what, value in ((THROUGHPUT, p.samples_per_s), (PER_PRICE, p.samples_per_price)):
                 if p.fits and value is not None and (p.model, what) not in self.ties:
                     values.setdefault((p.model, what), []).append(value)

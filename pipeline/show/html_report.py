@@ -85,7 +85,8 @@ def write_report(
     text = environment.get_template(PAGE).render(
         title=grid_title(predictions),
         brief="".join(
-            fact.html() for fact in brief(comparison.alike, comparison.usable_bytes, advice)
+            fact.html()
+            for fact in brief(comparison.alike, predictions, comparison.usable_bytes, advice)
         ),
         policy=page_policy([played, *timelines.values()]),
         style=STYLE.read_text(encoding="utf-8"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.host_share import hosts_differ
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.prediction import Prediction
 from pipeline.prediction_rows import SURENESS
@@ -14,6 +15,9 @@ from pipeline.readable import MOST_CARDS, distinct, listed, rate, span
 
 ALMOST_EQUAL = 1.1
 """Ratio of two step times below which it is stated in percent."""
+
+HOSTS_DIFFER = "hosts differ: on one host see the brief"
+"""Title of a figure of GPUs that their hosts make faster or slower, too."""
 
 MOST_NAMED = 3
 """Number of GPUs of a tie that a title names; more are counted."""
@@ -106,12 +110,17 @@ def _one_gpu(rows: pd.DataFrame) -> str:
     return f"{gpu} is busy {span(float(busy.min()), float(busy.max()), ' %')} of the step{where}"
 
 
+def on_one_host(rows: pd.DataFrame, says: Callable[[pd.DataFrame], str]) -> str:
+    """What a sentence says about `steps` rows, with their host; no comparison of GPUs whose usual hosts differ."""
+    if hosts_differ(rows.itertuples()):
+        return HOSTS_DIFFER
+    return (said := says(rows)) and said + on_hosts(rows)
+
+
 def on_hosts(rows: pd.DataFrame) -> str:
-    """The host of `steps` rows, as the end of a title."""
-    hosts = [host for host in distinct(rows["host"]) if host] if "host" in rows else []
-    if len(hosts) > 1:
-        return ", each on its usual host"
-    return f", on {hosts[0]}" if hosts else ""
+    """The hosts of `steps` rows, as the end of a title."""
+    hosts = " or ".join(filter(None, distinct(rows["host"])))
+    return hosts and f", on {hosts}"
 
 
 def family_sentence(shares: pd.DataFrame) -> str:

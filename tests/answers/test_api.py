@@ -47,6 +47,9 @@ def test_errors_from_python_name_options_as_arguments() -> None:
         predict("V100", "bert_large", model__precision="pure")
     with pytest.raises(UnknownNameError, match=r"unknown model__dtype 'fp17'"):
         compare("V100", "bert_large", model__dtype="fp17")
+    with pytest.raises(ConfigError, match="did you mean 'model__dtype'"):
+        predict(model__dtyp="bf16")
+    assert in_python("no file 'model.json.gz'") == "no file 'model.json.gz'"
     assert in_python("give model.wait=true.") == "give model__wait=True."
     assert (
         in_python("see config/model.yaml and my.model.dtype")

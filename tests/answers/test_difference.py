@@ -22,6 +22,7 @@ from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 from pipeline.prediction_parts import SeveralGpus
 from pipeline.question.question import expand
+from pipeline.readable import milliseconds
 from tests.predictions import predicted
 from tests.show.figure_texts import problems
 from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, op, write
@@ -105,7 +106,10 @@ def test_drawn_parts_add_up_to_the_paired_draws_of_the_step(v100: Prediction) ->
 
 def test_a_step_differs_from_itself_in_nothing(v100: Prediction) -> None:
     diff = v100.diff(v100)
-    assert not changes(diff) and not diff.calls and diff.sentence == "B takes as long as A"
+    assert not changes(diff) and not diff.calls and diff.sentence.startswith("B takes as long as A")
+    assert diff.sentence.endswith(
+        f": both wait for the host until {milliseconds(v100.predicted_us)}"
+    )
     assert all(change.p10_us == change.p90_us == 0 for change in (*diff.parts, diff.step))
 
 
@@ -118,11 +122,13 @@ def test_what_another_host_changes_is_a_part_of_its_own(v100: Prediction) -> Non
     assert sum(part.us for part in diff.parts) == pytest.approx(diff.step.us, abs=1e-6)
     assert diff.sentence.startswith(f"On host {diff.a.host}, ") and diff.host.name in diff.sentence
     assert diff.on_one_host.p90_us == pytest.approx(0.0, abs=1e-6)
+    assert ": both wait for the host until " in diff.sentence and "of two hosts" in diff.notes[-1]
     assert problems(diff.plot()) == []
 
 
 def test_swapped_steps_negate_changes_and_intervals(pair: tuple[Prediction, Prediction]) -> None:
     there, back = pair[0].diff(pair[1]), pair[1].diff(pair[0])
+    assert "intervals: errors of two GPUs' kernel models are independent" in there.notes
     ways = {part.name: part for part in back.parts} | {"step": back.step}
     for part in (*there.parts, there.step):
         other = ways[part.name]

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline import compare, predict
+from pipeline.answers.host_share import shared_host
 from pipeline.answers.step_errors import host_sigma
 from pipeline.answers.ties import THROUGHPUT
 from pipeline.cli import app
@@ -93,11 +94,12 @@ def test_a_comparison_says_what_the_host_changes() -> None:
     assert found.one_host.of(found.predictions[1]).predicted_us == pytest.approx(a100.predicted_us)
     both = compare("A100,V100", **DDP)
     one = [both.one_host.of(p) for p in both.predictions]
-    assert {p.host for p in one} == {"typical-2020"} and "ms on typical-2020" in str(both)
+    assert {p.host for p in one} == {"typical-2017"} and "ms on typical-2017" in str(both)
     # the A100's gain is that of its host: on one host the two tie, and draws of the host are pairs
     assert list(both.ties) == [("dlrm_ddp", THROUGHPUT)] and "★" not in str(both)
     assert np.corrcoef(one[0].draws_us, one[1].draws_us)[0, 1] > 0.99
     assert compare("V100,P100", **DDP).one_host.note is None
+    assert shared_host(expand(["gpu=V100,A100,A30"])).name == "typical-2020"
 
 
 @pytest.mark.parametrize(

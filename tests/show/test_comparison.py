@@ -57,6 +57,12 @@ def rows(*changes: dict[str, object], **common: object) -> list[Prediction]:
     return [dataclasses.replace(STEP, **common, **change) for change in changes]  # type: ignore[arg-type]
 
 
+def test_no_star_compares_gpus_whose_hosts_differ() -> None:
+    points = rows({"gpu": "V100", "host": "a"}, {"gpu": "T4", "host": "a", "predicted_us": 9e3})
+    elsewhere = [points[0], dataclasses.replace(points[1], host="b")]
+    assert "★" in str(Comparison(points)) and "★" not in str(Comparison(elsewhere))
+
+
 @pytest.fixture(autouse=True)
 def without_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layouts are those of a table without prices, unless a test gives some."""

@@ -14,7 +14,7 @@ from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import step_times as drawn_steps
 from pipeline.show.figures.costs import value_for_money
 from pipeline.show.figures.gallery import GALLERY, INDEX, Artifacts, draw_all
-from pipeline.show.sentences import step_sentence
+from pipeline.show.sentences import HOSTS_DIFFER, on_one_host, step_sentence
 
 
 def test_without_a_checkout_the_figures_of_the_product_are_drawn_or_absent(
@@ -32,7 +32,8 @@ def steps(**points: float) -> pd.DataFrame:
     table = pd.DataFrame({"gpu": [*points], "predicted_us": us, "samples_per_s": 8e6 / us})
     table = table.assign(p10_us=0.9 * us, p90_us=1.1 * us, active_us=0.5 * us, fits=True)
     table["bound"] = ["device" if each >= 3000 else "host" for each in us]
-    return table.assign(workload="m b8", model_variant="m", batch_size=8, measured_us=float("nan"))
+    table = table.assign(host="typical-2020", measured_us=float("nan"))
+    return table.assign(workload="m b8", model_variant="m", batch_size=8)
 
 
 def test_the_hatched_tail_of_a_bar_is_the_idle_time() -> None:
@@ -59,6 +60,15 @@ def test_the_title_of_steps_is_computed(points: dict[str, float], says: str) -> 
     assert step_sentence(steps(**points)) == says
 
 
+def test_titles_do_not_compare_gpus_whose_hosts_differ() -> None:
+    points = steps(V100=2000.0, H100=1000.0)
+    assert on_one_host(points, step_sentence).endswith("times as fast as V100, on typical-2020")
+    (axes,) = drawn_steps.step_times(points.assign(host=["typical-2017", "typical-2022"])).axes
+    assert axes.get_title(loc="left") == f"m, batch 8: {HOSTS_DIFFER}"
+    local = points.assign(host=["typical-2017", ""])
+    assert "times as fast" in on_one_host(local, step_sentence)
+
+
 def test_throughput_and_throughput_per_cost_are_relative_to_the_first_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,8 +83,7 @@ def test_throughput_and_throughput_per_cost_are_relative_to_the_first_gpu(
     speed, money = value_for_money(tables.value_for_money(points)).axes
     assert [bar.get_width() for bar in speed.patches] == pytest.approx([1.0, 0.5, 0.25])
     assert [bar.get_width() for bar in money.patches] == pytest.approx([1.0, 2.5])
-    assert money.get_title(loc="left") == "T4 gives most per EUR" and "no price" in [
-        text.get_text().strip() for text in money.texts
-    ]
+    assert " ".join(money.get_title(loc="left").split()) == "T4 gives most per EUR, on typical-2020"
+    assert "no price" in [text.get_text().strip() for text in money.texts]
     monkeypatch.setenv("STEPTIME_PRICES", "none")
     assert tables.value_for_money(points).empty

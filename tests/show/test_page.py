@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def test_figures_are_there_for_wide_and_for_narrow_screens(report: Path) -> None
 def test_the_answers_of_one_point_are_its_own(artifacts: Artifacts) -> None:
     point = predictions_of(artifacts.summary)[0]
     assert grid_title([point]) == "dlrm_default on V100, batch 512"
-    fastest, cheapest, limit, room, faster, sure = brief([point], [30 << 30])
+    fastest, cheapest, limit, room, faster, sure = brief([point], [point], [30 << 30])
     assert fastest.says == "V100 reaches 146,000 samples/s at batch 512."
     assert limit.says == "The GPU limits every step." and limit.bars == [
         ("V100, batch 512", pytest.approx(0.44, abs=0.01), "44 % busy")
@@ -141,6 +142,8 @@ def test_the_answers_of_one_point_are_its_own(artifacts: Artifacts) -> None:
     assert room.says == "Every point fits." and "price.GPU=" in cheapest.says
     assert faster.command == "steptime advise gpu=V100 model=dlrm_default batch_size=512"
     assert sure.says.startswith("It is good (glossary: how sure); p10 to p90 is at most −10 % to")
+    elsewhere = replace(point, p10_us=0.1 * point.p10_us)  # on the host of a comparison
+    assert brief([elsewhere], [point], [30 << 30])[-1].says == sure.says
 
 
 def test_a_timeline_has_the_name_of_its_point() -> None:

@@ -18,6 +18,7 @@ from pipeline.prices import (
 )
 from pipeline.question.question import ask
 from pipeline.show.comparison_columns import Order, best_first
+from pipeline.work import Work
 from tests.predictions import predicted
 
 GOOD = (
@@ -100,6 +101,7 @@ def test_hours_and_cost_of_the_users_work_follow_the_interval() -> None:
     )
     rows = dict(p.rows())
     assert rows["your work"] == "3 epochs of 1.2M samples"
+    assert str(Work(tokens=3e9)) == "3B tokens"
     assert rows["  cost"] == "20.00 USD   (p10-p90: 18.00 to 24.00 USD)"
     of_text = predicted(1e6, asked={"seq_len": "512"}, batch_size=8)
     assert "(4.1k tokens/s, sequences of 512)" in dict(of_text.rows())["throughput"]

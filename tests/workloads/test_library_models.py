@@ -166,6 +166,8 @@ def test_a_model_of_a_library_needs_a_name() -> None:
         ask(["gpu=A100", "model=timm"])
     with pytest.raises(ConfigError, match="choose a file of config/model/"):
         ask(["gpu=A100", "model=resnet50", "model.name=resnet18"])
+    with pytest.raises(ConfigError, match=r"gpt2: give model\.config, for example model\.config="):
+        ask(["gpu=A100", "model=transformers", "model.name=gpt2"])
 
 
 def test_sizes_of_models_are_whole_numbers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from pipeline.show.figures.board import (
     rows_height,
     spread,
 )
-from pipeline.show.sentences import gpus_named
+from pipeline.show.sentences import gpus_named, on_one_host
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -60,7 +61,8 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
         board.names(left, "throughput, relative")
         board.names(right, f"throughput per {currency}, relative")
         board.title(left, model)
-        board.title(right, _winner(rows, currency))
+        priced = rows[rows["samples_per_dollar"].notna()]
+        board.title(right, on_one_host(priced, partial(_winner, currency=currency)))
     priced = table[table["price_per_hour"].notna()].drop_duplicates("gpu")
     prices = ", ".join(f"{row.gpu} {row.price_per_hour:.4g}" for row in priced.itertuples())
     providers = ", ".join(dict.fromkeys(filter(None, table["provider"].dropna())))
@@ -69,13 +71,11 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
     return board.figure
 
 
-def _winner(rows: pd.DataFrame, currency: str) -> str:
+def _winner(priced: pd.DataFrame, currency: str) -> str:
     """The title of the right panel: which GPU gives most for the money, or which tie."""
-    priced = rows[rows["samples_per_dollar"].notna()].sort_values(
-        "samples_per_dollar", ascending=False, kind="stable"
-    )
     if len(priced) < 2:
         return ""
+    priced = priced.sort_values("samples_per_dollar", ascending=False, kind="stable")
     middle = 1 / priced["samples_per_dollar"]
     low, high = (
         middle * priced["samples_per_s"] / priced[f"{end}_samples_per_s"] for end in ("high", "low")

@@ -31,7 +31,7 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
     )
     best = fitting.drop_duplicates(["gpu", "model_variant"]).sort_index()
     speeds = best[
-        ["gpu", "model_variant", "batch_size", "samples_per_s", "predicted_us", "bound"]
+        ["gpu", "model_variant", "batch_size", "samples_per_s", "predicted_us", "bound", "host"]
     ].assign(
         low_samples_per_s=1e6 * best["batch_size"] / best["p90_us"],
         high_samples_per_s=1e6 * best["batch_size"] / best["p10_us"],

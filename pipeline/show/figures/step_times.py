@@ -27,7 +27,7 @@ from pipeline.show.figures.board import (
     value_labels,
 )
 from pipeline.show.figures.figure_data import point_columns
-from pipeline.show.sentences import family_sentence, on_hosts, step_sentence
+from pipeline.show.sentences import family_sentence, on_one_host, step_sentence
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -96,7 +96,7 @@ def step_times(steps: pd.DataFrame, page: Page = WIDE, alike: pd.DataFrame | Non
         step_bars(board, axes, rows)
         same = rows if alike is None else alike
         compared = same[same["model_variant"] == rows["model_variant"].iloc[0]]
-        return step_sentence(compared) + on_hosts(compared)
+        return on_one_host(compared, step_sentence)
 
     board = panel_per_model(steps, page, draw)
     board.legend(*step_legend(bool(steps["measured_us"].notna().any())))

@@ -17,7 +17,7 @@ from pipeline.show.figures.board import (
     number_ticks,
     spread,
 )
-from pipeline.show.sentences import on_hosts, throughput_sentence
+from pipeline.show.sentences import on_one_host, throughput_sentence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def throughput(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
     for axes, (model, rows) in zip(board.panels, groups, strict=True):
         _throughput_lines(axes, rows, colours, markers)
         board.names(axes, "batch size (samples)", "samples/s")
-        board.title(axes, f"{model}: {throughput_sentence(rows)}{on_hosts(rows)}")
+        board.title(axes, f"{model}: {on_one_host(rows, throughput_sentence)}")
     handles = [
         Line2D([], [], color=colour, marker=markers[gpu], linewidth=1.3)
         for gpu, colour in colours.items()
