@@ -117,8 +117,9 @@ class TrackedTrace(Trace):
 
     @property
     def _first_shapes(self) -> str:
-        """The first operator whose shapes were recorded, with these; empty where none were."""
-        first = self.events.loc[self.events["input_shapes"].notna(), ["name", "input_shapes"]][:1]
+        """The first operator with the shapes of a tensor that were recorded, and these; empty where none were."""
+        told = self.events["input_shapes"].str.contains(r"\d", na=False)
+        first = self.events.loc[told, ["name", "input_shapes"]][:1]
         return "".join(f" ({name} {shapes})" for name, shapes in first.itertuples(index=False))
 
     def calls(self, gpu: str) -> pd.DataFrame:
