@@ -16,7 +16,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -184,16 +184,11 @@ def assumed_reads() -> Iterator[None]:
             assumed = torch.ones(self.shape, dtype=self.dtype, device="cpu")
         return usual["numpy"](self if assumed is None else assumed, *args, **kwargs)
 
-    def pack(x: Tensor, lengths: Tensor, *options: Any) -> Any:
-        on_host = known(lengths)
-        return packing(x, lengths if on_host is None else on_host, *options)
-
-    packing = getattr(RECURRENT_FUNCTIONS, PACKING)
     kinds = READS | dict.fromkeys(WITH_VALUES, lambda value: value)
     with ExitStack() as stack:
         answers: dict[str, Any] = {name: answering(name, kind) for name, kind in kinds.items()}
         stack.enter_context(replaced(Tensor, cpu=cpu, numpy=numpy, __format__=shown, **answers))
-        stack.enter_context(replaced(RECURRENT_FUNCTIONS, **{PACKING: pack}))
+        stack.enter_context(_known_lengths())
         for owner in (torch, Tensor):
             checks = {name: usual for name, usual in ASSUMED_CHECKS.items() if hasattr(owner, name)}
             wrapped = {
@@ -202,6 +197,17 @@ def assumed_reads() -> Iterator[None]:
             }
             stack.enter_context(replaced(owner, **wrapped))
         yield
+
+
+def _known_lengths() -> AbstractContextManager[None]:
+    """While the body runs, sequences are packed by their lengths on the host, if these are known."""
+    packing = getattr(RECURRENT_FUNCTIONS, PACKING)
+
+    def pack(x: Tensor, lengths: Tensor, *options: Any) -> Any:
+        on_host = known(lengths)
+        return packing(x, lengths if on_host is None else on_host, *options)
+
+    return replaced(RECURRENT_FUNCTIONS, **{PACKING: pack})
 
 
 def _answer(value: Tensor) -> bool | float | int | None:
