@@ -77,6 +77,11 @@ class SteptimeWarning(UserWarning):
     """Something that a user should know beside the result; commands and jobs print it as one line."""
 
 
+def warn(text: str) -> None:
+    """Tell the user something, on behalf of the caller of the function that calls this."""
+    warnings.warn(text, SteptimeWarning, stacklevel=3)
+
+
 def show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """Replacement of `warnings.showwarning`: shows our warnings as one line, and hides libraries' own warnings."""
     if issubclass(category, SteptimeWarning):

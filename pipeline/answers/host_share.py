@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from pipeline.answers.engine import Engine
 from pipeline.hardware.hosts import Host
@@ -54,19 +53,20 @@ class OneHost:
         return self.steps.get(point(p), p)
 
 
-def hosts_differ(points: Iterable[Any]) -> bool:
-    """Whether GPUs of predictions, or of rows of the figures' table of steps, have different hosts, or sets of hosts."""
-    pairs = {(p.gpu, p.host) for p in points if p.host}
-    return len(pairs) < len({gpu for gpu, _ in pairs}) * len({host for _, host in pairs})
+def hosts_differ(pairs: Iterable[tuple[str, str]]) -> bool:
+    """Whether GPUs have different hosts, or sets of hosts: of pairs of a GPU and a host, by name; no host has an empty one."""
+    known = {(gpu, host) for gpu, host in pairs if host}
+    return len(known) < len({gpu for gpu, _ in known}) * len({host for _, host in known})
 
 
 def host_note(questions: Sequence[Question]) -> str | None:
     """`OneHost.note`; None where all GPUs have the same hosts: one, or those that were asked for, which are rows of their own."""
-    gpus_of: dict[str, list[str]] = {}
-    for question in questions:
-        gpus_of.setdefault(question.host.name, []).append(question.gpu.name)
-    if len({frozenset(gpus) for gpus in gpus_of.values()}) < 2:
+    pairs = [(question.gpu.name, question.host.name) for question in questions]
+    if not hosts_differ(pairs):
         return None
+    gpus_of: dict[str, list[str]] = {}
+    for gpu, host in pairs:
+        gpus_of.setdefault(host, []).append(gpu)
     named = "; ".join(f"{host} ({few(distinct(gpus))})" for host, gpus in gpus_of.items())
     return f"hosts differ: {named}; one host for all: host={shared_host(questions).name}"
 

@@ -16,7 +16,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -31,20 +31,15 @@ from pipeline.as_on_cuda.torch_names import (
     PACKING,
     RECURRENT_FUNCTIONS,
     assumes_all_nonzero,
-    tree_leaves,
 )
-from pipeline.errors import ConfigError, SteptimeWarning
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, SteptimeWarning, stacklevel=3)
+from pipeline.errors import ConfigError, warn
 
 
 def _compared(name: str) -> Callable[[float, Any], bool]:
     """A comparison of `float` with a warning."""
 
     def compare(self: float, other: Any) -> bool:
-        _warn(
+        warn(
             f"the step compares a number that it has read, taken as {self}, with {other}; a run may"
             " go another way"
         )
@@ -96,17 +91,37 @@ def with_rows(args: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**kwargs, "output_size": int(values.sum())}
 
 
-SELECTIONS = ("nonzero", "argwhere", "where", "masked_select")
-"""Names, without underscores, of functions that find the true elements of a mask."""
+INDEXING = ("getitem", "setitem")
+SELECTIONS = (*INDEXING, "nonzero", "argwhere", "where")
+"""Names, without underscores, of functions that find the true elements of a mask, also where it is an index."""
+
+
+def selected(func: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """The result of one of `SELECTIONS`: masks find as many elements as their values have, where these are known."""
+    if name in INDEXING:
+        return func(args[0], _found_by(args[1]), *args[2:], **kwargs)
+    with _share_of(args[0]) if len(args) == 1 else nullcontext():
+        return func(*args, **kwargs)
+
+
+def _found_by(key: Any) -> Any:
+    """An index with what its masks find in place of those whose values are known, as on CUDA."""
+    found: list[Any] = []
+    for part in key if isinstance(key, tuple) else (key,):
+        mask = isinstance(part, Tensor) and part.dtype == torch.bool and part.dim() > 0
+        if mask and not _SHARE and known(part) is not None:
+            with _share_of(part):
+                found += part.nonzero().unbind(1)
+        else:
+            found.append(part)
+    return tuple(found) if isinstance(key, tuple) or found[0] is not key else key
 
 
 @contextmanager
-def known_selection(args: Any) -> Iterator[None]:
-    """While the body runs, a mask has as many true elements as its values have, if they are known and the user gave no share."""
-    masks = [each for each in tree_leaves(args) if isinstance(each, Tensor)]
-    masks = masks if len(masks) == 1 else [mask for mask in masks if mask.dtype == torch.bool]
-    values = known(masks[0]) if len(masks) == 1 else None
-    if _SHARE or values is None or (values.dtype != torch.bool and len(args) > 1):
+def _share_of(mask: Tensor) -> Iterator[None]:
+    """While the body runs, masks are true as often as this one is, if its values are known and the user gave no share."""
+    values = None if _SHARE else known(mask)
+    if values is None:
         yield
         return
     _replace_nonzero()
@@ -115,20 +130,6 @@ def known_selection(args: Any) -> Iterator[None]:
         yield
     finally:
         _SHARE.pop()
-
-
-def with_indices(args: Any) -> Any:
-    """The arguments of an index, with what its masks find in place of those whose values are known, as on CUDA."""
-    key, found = args[1] if isinstance(args[1], tuple) else (args[1],), []
-    for part in key:
-        mask = isinstance(part, Tensor) and part.dtype == torch.bool and part.dim() > 0
-        if mask and not _SHARE and known(part) is not None:
-            with known_selection((part,)):
-                found += part.nonzero().unbind(1)
-        else:
-            found.append(part)
-    same = all(map(operator.is_, found, key)) and len(found) == len(key)
-    return args if same else (args[0], tuple(found), *args[2:])
 
 
 def read(value: Tensor) -> None:
@@ -145,10 +146,10 @@ def assumed_reads() -> Iterator[None]:
     """While the body runs, the host waits for each number or check that a step reads, and gets an assumed answer.
 
     The answers are `ASSUMED_NUMBER` and `ASSUMED_CHECKS`. A copy to the host (`.cpu()`) is also a wait; it returns only the shape,
-    and ones to NumPy. Whole numbers that the host made, such as the lengths of sequences, are what they are.
+    and ones to NumPy. Numbers that follow from those of the host, such as the lengths of sequences, are what they are.
 
-    Floating-point numbers are mostly logged or checked to be finite. Integers (which become sizes) and results of
-    comparisons have no usual answer, so PyTorch raises its error for them.
+    Other floating-point numbers are mostly logged or checked to be finite. Other integers (which become sizes) and results
+    of comparisons have no usual answer, so PyTorch raises its error for them.
     """
     usual: Any = {
         name: getattr(Tensor, name) for name in (*READS, *WITH_VALUES, "cpu", "numpy", "__format__")
@@ -180,7 +181,7 @@ def assumed_reads() -> Iterator[None]:
     def numpy(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         assumed = known(self) if is_empty(self) else self
         if assumed is None and self.is_floating_point() and not is_fake(self):
-            _warn("the step computes with NumPy; its numbers are taken as 1, its time as none")
+            warn("the step computes with NumPy; its numbers are taken as 1, its time as none")
             assumed = torch.ones(self.shape, dtype=self.dtype, device="cpu")
         return usual["numpy"](self if assumed is None else assumed, *args, **kwargs)
 
@@ -195,7 +196,8 @@ def assumed_reads() -> Iterator[None]:
                 name: _with_assumed_result(getattr(owner, name), usual)
                 for name, usual in checks.items()
             }
-            stack.enter_context(replaced(owner, **wrapped))
+            select: Any = vars(owner).get("masked_select", Tensor.masked_select)
+            stack.enter_context(replaced(owner, masked_select=_by_index(select), **wrapped))
         yield
 
 
@@ -289,10 +291,7 @@ def assuming_true_share(share: object) -> Iterator[None]:
     _replace_nonzero()
     with ExitStack() as stack:
         for owner in (torch, Tensor):
-            select: Any = vars(owner).get("masked_select", Tensor.masked_select)
-            stack.enter_context(
-                replaced(owner, masked_select=by_index(select), sum=_counting(owner.sum))
-            )
+            stack.enter_context(replaced(owner, sum=_counting(owner.sum)))
         comparisons = {
             name: _of_counts(getattr(Tensor, name), getattr(operator, name)) for name in COMPARISONS
         }
@@ -332,14 +331,14 @@ def _of_counts(usual: Any, compare: Callable[[Any, Any], bool]) -> Any:
     return answer
 
 
-def by_index(usual: Any) -> Any:
+def _by_index(usual: Any) -> Any:
     """`masked_select` as on CUDA: both tensors are broadcast, then the mask is used as an index (IndexKernel.cpp)."""
 
     def select(x: Tensor, mask: Tensor, **kwargs: Any) -> Any:
         if not is_empty(x):
             return usual(x, mask, **kwargs)
-        spread, where = torch.broadcast_tensors(x, mask)  # type: ignore[no-untyped-call]
-        return spread[where]
+        shape = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
+        return x.expand(shape)[mask.expand(shape)]
 
     return select
 

@@ -53,17 +53,17 @@ def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     if any(part is each for _, part in parts for each in tensors):  # nothing new, or written to
         return
     made = [_make(each) if isinstance(each, Tensor) else _constant(each) for each in given]
+    make: Make | None = None
     if func is Tensor.to:
         make = made[0]
     elif (tensors or func in MAKERS) and None not in made:
         make = cache(lambda: _called(func, made, structure))
     elif func in (torch.bincount, Tensor.bincount):
         make = _constant(_even_counts(tensors[0].numel(), len(result)))
-    else:
+    if make is None:
         return
     for at, part in parts:
-        if make is not None:
-            keep_values(part, _part(make, at if several else None, part.dtype))
+        keep_values(part, _part(make, at if several else None, part.dtype))
 
 
 def _make(value: Tensor) -> Make | None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -23,18 +22,12 @@ from torch.overrides import TorchFunctionMode
 from pipeline.as_on_cuda.cuda_functions import one_cuda_device
 from pipeline.as_on_cuda.fully_sharded import SHARDING, meshes_on_meta, sharded_on_meta
 from pipeline.as_on_cuda.functional_exchanges import functional_collectives_recorded
-from pipeline.as_on_cuda.host_reads import (
-    SELECTIONS,
-    by_index,
-    known_selection,
-    with_indices,
-    with_rows,
-)
+from pipeline.as_on_cuda.host_reads import SELECTIONS, selected, with_rows
 from pipeline.as_on_cuda.known_values import follow_values
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.recording_group import is_recording, recording_group
 from pipeline.as_on_cuda.shape_operators import is_empty
-from pipeline.errors import InputError, SteptimeWarning
+from pipeline.errors import InputError, warn
 from pipeline.hardware.rank_layout import Layout
 
 _NOT_REPLACED = ("pipeline.", "torch.distributed.distributed_c10d")
@@ -99,12 +92,7 @@ class OnOneDevice(TorchFunctionMode):
         if name == "repeat_interleave":
             kwargs = with_rows(args, kwargs)
         selects = self.device == "meta" and name in SELECTIONS
-        if selects and name == "masked_select":
-            func = by_index(func)
-        if self.device == "meta" and name in ("getitem", "setitem"):
-            args = with_indices(args)
-        with known_selection(args) if selects else nullcontext():
-            result = func(*args, **kwargs)
+        result = selected(func, name, args, kwargs) if selects else func(*args, **kwargs)
         if self.device == "meta":
             follow_values(func, args, kwargs, result)
         return result
@@ -116,7 +104,7 @@ class OnOneDevice(TorchFunctionMode):
         place = torch.device("cuda", value) if isinstance(value, int) else torch.device(value)
         if place.type == "cuda" and place.index is not None:
             if self._indices and place.index not in self._indices:
-                _warn(f"{place}: the work of all GPUs of one process is predicted on one GPU")
+                warn(f"{place}: the work of all GPUs of one process is predicted on one GPU")
             self._indices.add(place.index)
         stays = place.type == "cpu" and isinstance(moved, Tensor) and is_empty(moved)
         return self.device if place.type == "cuda" or stays else value
@@ -153,7 +141,7 @@ def _own_group() -> Iterator[None]:
     def begin(*_: Any, **__: Any) -> None:
         if not dist.is_initialized():
             begun.enter_context(recording_group(Layout((("dp", 1),))))
-            _warn(
+            warn(
                 "init_process_group: the step of one GPU is predicted, without exchange between"
                 " GPUs"
             )
@@ -223,9 +211,7 @@ def _wrappers_left_out() -> Iterator[None]:
     def normalise(self: Any, x: Tensor) -> Any:
         if not is_empty(x):
             return usual_sync(self, x)
-        _warn(
-            "SyncBatchNorm: the batch norm of one GPU is predicted, without exchange between GPUs"
-        )
+        warn("SyncBatchNorm: the batch norm of one GPU is predicted, without exchange between GPUs")
         return nn.BatchNorm2d.forward(self, x)
 
     def hold(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -239,7 +225,7 @@ def _wrappers_left_out() -> Iterator[None]:
             )
         nn.Module.__init__(self)
         self.module, self.device_ids = module, []
-        _warn("DataParallel: the step of one GPU is predicted, with the whole batch")
+        warn("DataParallel: the step of one GPU is predicted, with the whole batch")
 
     with ExitStack() as stack:
         stack.enter_context(
@@ -282,12 +268,8 @@ def _sharding() -> Iterator[None]:
 
 def _whole(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """In place of `fully_shard`: the module as it is."""
-    _warn(
+    warn(
         "fully_shard: the step of one GPU is predicted, with all weights on it and without exchange"
         " between GPUs"
     )
     return module
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, SteptimeWarning, stacklevel=3)

@@ -326,8 +326,8 @@ class Comparison:
     def _tops(self) -> dict[tuple[str, str], float]:
         """The largest value of each model, by what is compared, where it is surely the best of several on alike hosts that fit."""
         values: dict[tuple[str, str], list[float]] = {}
-        points = self.alike
-        for p in points if len(points) > 1 and not hosts_differ(points) else ():
+        differ = hosts_differ((p.gpu, p.host) for p in self.alike)
+        for p in self.alike if len(self.alike) > 1 and not differ else ():
             for what, value in ((THROUGHPUT, p.samples_per_s), (PER_PRICE, p.samples_per_price)):
                 if p.fits and value is not None and (p.model, what) not in self.ties:
                     values.setdefault((p.model, what), []).append(value)

@@ -112,7 +112,7 @@ def _one_gpu(rows: pd.DataFrame) -> str:
 
 def on_one_host(rows: pd.DataFrame, says: Callable[[pd.DataFrame], str]) -> str:
     """What a sentence says about `steps` rows, with their host; no comparison of GPUs whose usual hosts differ."""
-    if hosts_differ(rows.itertuples()):
+    if hosts_differ(zip(rows["gpu"], rows["host"], strict=True)):
         return HOSTS_DIFFER
     return (said := says(rows)) and said + on_hosts(rows)
 

@@ -97,7 +97,8 @@ class UserModule:
         loss = [function] if [*function.parameters(), *function.buffers()] else []
         whole_modules = (*module.modules(), *(loss[0].modules() if loss else ()))
         self._undo += map(_remembered, (*whole_modules, *_settings_in(whole_modules)))
-        self._undo += map(_script_remembered, whole_modules)
+        scripts = (part for part in whole_modules if isinstance(part, torch.jit.ScriptModule))
+        self._undo += map(_tensors_remembered, scripts)
         # a wrapper keeps the parameters that it was made with: a module that was made without data stays as it is
         made_empty = module is not self.model and all(
             map(is_empty, [*module.parameters(), *module.buffers()])
@@ -279,18 +280,13 @@ def _remembered(owner: Any) -> Undo:
     return undo
 
 
-def _script_remembered(part: nn.Module) -> Undo:
+def _tensors_remembered(script: torch.jit.ScriptModule) -> Undo:
     """Remember the tensors of a module of TorchScript, which its attributes do not hold."""
-    held = dict[str, Tensor]()
-    if isinstance(part, torch.jit.ScriptModule):
-        held = {
-            **dict(part.named_parameters(recurse=False)),
-            **dict(part.named_buffers(recurse=False)),
-        }
+    held = [*script.named_parameters(recurse=False), *script.named_buffers(recurse=False)]
 
     def undo() -> None:
-        for name, tensor in held.items():
-            setattr(part, name, tensor)
+        for name, tensor in held:
+            setattr(script, name, tensor)
 
     return undo
 
