@@ -78,10 +78,12 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
         said += AS_GRAPH
     if updates := counts[True, True]:
         said += f"; {updates} Triton kernel{'s' * (updates > 1)} of the optimizer"
-    if breaks != "0" and (lost := 1 - _arithmetic(step) / max(_arithmetic(graph), 1.0)) > MOST_LOST:
+    kept, written = _arithmetic(step), _arithmetic(graph)
+    if breaks != "0" and written - kept > MOST_LOST * written:
         raise InputError(
             f"model.compile=true: the compiler cannot follow the whole forward function, and"
-            f" {lost:.0%} of the arithmetic is outside the parts that it can; leave it out"
+            f" {1 - kept / written:.0%} of the arithmetic is outside the parts that it can; leave it"
+            " out"
         )
     return replace(
         step,
