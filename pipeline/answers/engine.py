@@ -22,13 +22,13 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.kernel_predictor import CARD_SD, on_slowest_card
+from pipeline.answers.kernel_predictor import on_slowest_card
 from pipeline.answers.loading import within_loading
 from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.model_sources import AvailableModels, Models, device_key
 from pipeline.answers.role_step import RolesStep, predict_roles
 from pipeline.answers.scheduled_step import Piece, ScheduledStep, exchanges, predict_scheduled
-from pipeline.answers.step_errors import interval, keyed_normals
+from pipeline.answers.step_errors import EFFICIENCY_SD, interval, keyed_normals
 from pipeline.answers.step_power import (
     Stages,
     limited,
@@ -327,7 +327,7 @@ class Engine:
     def _with_efficiency(self, prediction: Prediction, question: Question) -> Prediction:
         """A prediction of several GPUs with its throughput over that of as many single ones, if these compute in its dtype.
 
-        The single GPU and the slowest of several are two cards: the errors of their speed do not cancel.
+        The error of the machine (`EFFICIENCY_SD`) is that of several GPUs alone: it does not cancel.
         """
         several, ranks = prediction.several, question.ranks
         if several is None or several.dp != several.devices or several.micro_batches > 1:
@@ -346,8 +346,8 @@ class Engine:
         efficiency = one.predicted_us / prediction.predicted_us
         several = replace(several, efficiency=efficiency)
         if draws_us is not None and one.draws_us is not None:
-            cards = keyed_normals(["cards"], len(draws_us), question.predict.seed)[0]
-            ratio = one.draws_us / draws_us * np.exp(np.sqrt(2.0) * CARD_SD * cards)
+            machines = keyed_normals(["machines"], len(draws_us), question.predict.seed)[0]
+            ratio = one.draws_us / draws_us * np.exp(EFFICIENCY_SD * machines)
             low, high = interval(ratio, efficiency)
             several = replace(several, efficiency_p10=low, efficiency_p90=high)
         return replace(prediction, several=several)
