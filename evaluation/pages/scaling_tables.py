@@ -63,8 +63,11 @@ def with_predictions(rows: pd.DataFrame, found: Sequence[Sequence[float]]) -> pd
 def summary(rows: pd.DataFrame) -> str:
     """Table by machine, of those that set no width of an interval (every second, by name), and of all."""
     judges = rows["machine"].isin(np.unique(rows["machine"])[1::2])
-    others = ("**all that did not set it**", ""), rows[judges]
-    groups = [*rows.groupby(["machine", "stated"]), others, (("**all**", ""), rows)]
+    groups = [
+        *rows.groupby(["machine", "stated"]),
+        (("**all that did not set it**", ""), rows[judges]),
+        (("**all**", ""), rows),
+    ]
     lines = []
     for (machine, stated), group in groups:
         apart = group["points"].abs()
