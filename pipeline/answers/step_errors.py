@@ -55,8 +55,8 @@ cluster, which nobody describes. It is to the slow side alone, because to the fa
 
 EFFICIENCY_SD = 0.045
 """Standard deviation of the log scaling efficiency of replicas beyond what exchanges are wrong by: two cards are not equally fast,
-and several share a host and its memory. With it p10 to p90 hold 80 % of the published efficiencies of every second machine; the other
-machines judge it (docs/accuracy/scaling.md)."""
+and several share a host and its memory. With it p10 to p90 hold 80 % of the published efficiencies of every second machine; the
+other machines judge it (docs/accuracy/scaling.md)."""
 
 MAX_KERNEL_SIGMA = 1.5
 """Upper bound of the standard deviation of one kernel's log time."""

@@ -35,7 +35,7 @@ from pipeline.simulate.program_changes import device_bound_from
 from pipeline.simulate.replay import build
 from pipeline.simulate.trace_program import Iteration, queued_before_us, time_per_batch_us
 from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace
-from pipeline.trace.linked_trace import UNNAMED, Trace
+from pipeline.trace.linked_trace import PREDICT_INSTEAD, UNNAMED, Trace
 from pipeline.transfer.trace_calls import (
     named_families,
     precision_notes,
@@ -91,10 +91,8 @@ class TrackedTrace(Trace):
         """
         if self.device in ("", "cpu"):
             raise InputError(
-                f"{self.path}: nothing ran on a GPU, so there is no kernel time to scale; predict"
-                f" the step with the shapes that it ran with{self._first_shapes}, which needs no"
-                " trace: steptime predict gpu=NAME model=NAME batch_size=N, or"
-                " predict(model=your_module, batch=...)"
+                f"{self.path}: nothing ran on a GPU, so there is no kernel time to scale;"
+                f" {PREDICT_INSTEAD}{self._first_shapes}"
             )
         try:
             return load_gpu(self.gpu or self.device)
@@ -120,7 +118,9 @@ class TrackedTrace(Trace):
         """The first operator with the shapes of a tensor that were recorded, and these; empty where none were."""
         told = self.events["input_shapes"].str.contains(r"\d", na=False)
         first = self.events.loc[told, ["name", "input_shapes"]][:1]
-        return "".join(f" ({name} {shapes})" for name, shapes in first.itertuples(index=False))
+        return "".join(
+            f" (first: {name} {shapes})" for name, shapes in first.itertuples(index=False)
+        )
 
     def calls(self, gpu: str) -> pd.DataFrame:
         """Device calls of one iteration with their time on the origin and on `gpu`, and the method of each."""

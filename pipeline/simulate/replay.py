@@ -38,6 +38,7 @@ from pipeline.simulate.trace_program import (
 from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace, unforeseen
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.kineto_fields import API_CATEGORIES, KERNEL_LAUNCHES
+from pipeline.trace.linked_trace import PREDICT_INSTEAD
 from pipeline.trace.load import load_trace
 from pipeline.transfer.trace_calls import trace_calls, traced_arithmetic
 
@@ -173,6 +174,10 @@ def replay_source(
         replayed += list(_evaluate(fold, model, seen[1], published))
     replayed.sort(key=lambda r: r.iteration.number)
     notes += not_in_trace(target.only([r.iteration for r in replayed]))
+    if target.act.on_cpu:
+        notes.append(
+            f"nothing ran on a GPU, these are times of the CPU; for a GPU, {PREDICT_INSTEAD}"
+        )
     if split != "none":
         notes += [*_left_out(folds), *_unmatched(replayed)]
         notes += [text for r in replayed for text in unforeseen(target, r.iteration)]

@@ -62,6 +62,8 @@ def facts(path: Path) -> dict[str, Any]:
     device = trace.is_category(*DEVICE_CATEGORIES)
     columns, events = trace.columns, trace.events
     predicted = replay(path).as_dict()
+    leads = any("steptime predict gpu=NAME" in note for note in predicted["notes"])
+    assert leads == (trace.device == "cpu")
     return {
         "device": trace.device,
         "marker": trace.marker,
