@@ -33,8 +33,8 @@ PHASES = {
 }
 """Colour of each phase of a step, in timelines and in figures."""
 
-ACTIVE, IDLE, MEASURED = "#3F4650", "#C9CED6", "#D55E00"
-"""Active device time, idle device time, and measured values."""
+ACTIVE, IDLE, MEASURED, MONEY = "#3F4650", "#C9CED6", "#D55E00", "#7D5A4F"
+"""Active device time, and throughput; idle device time; measured values; throughput per cost."""
 
 IDLE_STYLE: dict[str, Any] = {
     "facecolor": "#FFFFFF",

@@ -9,7 +9,9 @@ from pipeline.palette import (
     ACTIVE,
     IDLE,
     MEASURED,
+    MONEY,
     OTHER,
+    SERIES,
     luminance,
     text_on,
 )
@@ -35,7 +37,7 @@ def contrast(one: str, two: str) -> float:
 
 def test_every_kernel_family_has_a_colour_of_its_own() -> None:
     assert set(COLOURS) == set(FAMILIES) - {"other"}
-    assert len({*COLOURS.values(), OTHER}) == len(COLOURS) + 1
+    assert len({*COLOURS.values(), *SERIES, OTHER, MONEY}) == len(COLOURS) + len(SERIES) + 2
     assert family_colour("other") == family_colour("no family") == OTHER
 
 
@@ -47,7 +49,7 @@ def test_pairs_are_told_apart_in_grey() -> None:
     assert min(abs(lightness(one) - lightness(two)) for one, two in pairs) > 15
 
 
-@pytest.mark.parametrize("colour", [*COLOURS.values(), OTHER, ACTIVE, IDLE])
+@pytest.mark.parametrize("colour", [*COLOURS.values(), OTHER, ACTIVE, IDLE, MONEY])
 def test_text_on_a_colour_is_readable(colour: str) -> None:
     text = {"white": "#FFFFFF", "black": "#000000"}[text_on(colour)]
     assert contrast(text, colour) >= 4.5, "the level AA of WCAG 2"

@@ -10,7 +10,7 @@ import pandas as pd
 
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.answers.ties import tied_gpus, why_tied
-from pipeline.palette import ACTIVE, SERIES, series_colours
+from pipeline.palette import ACTIVE, MONEY, series_colours
 from pipeline.prediction_parts import JOULES_PER_KWH
 from pipeline.show.figures.board import (
     MARKERS,
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-MONEY = SERIES[1]
-"""Colour of throughput per cost; that of throughput is the colour of active time."""
-
 
 def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Throughput, and throughput per cost, of each GPU relative to the first: two panels per workload.
