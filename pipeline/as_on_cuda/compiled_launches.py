@@ -53,7 +53,7 @@ class Compiled:
         parts: in the order in which they were compiled.
         calls: of compiled functions, in their order: the name of each, and the parts that it ran, with values that it read.
         updates: launches of each compiled step of an optimizer.
-        options: names of the compiler's options that the user has set.
+        options: names of the compiler's options that the user has set, and steps of optimizers whose launches are not known.
         running: not empty while a compiled function runs.
     """
 
@@ -62,18 +62,6 @@ class Compiled:
     updates: list[list[Launch]] = field(default_factory=list)
     options: set[str] = field(default_factory=set)
     running: list[Any] = field(default_factory=list)
-
-    def called(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function whose calls are noted under a name."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls.append((name, []))
-            self.running.append(function)
-            result = function(*args, **kwargs)
-            self.running.pop()
-            return result
-
-        return call
 
     def read(self, value: Tensor) -> None:
         """Note that the host waits for a value, if compiled code reads it between its parts."""

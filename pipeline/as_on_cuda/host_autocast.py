@@ -6,6 +6,7 @@ operators of both lists get CUDA's rules. This changes PyTorch for the whole pro
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -35,7 +36,10 @@ RULES: dict[str, Callable[[list[Tensor]], torch.dtype]] = {
 
 @cache
 def cast_as_on_cuda() -> Any:
-    """Give autocast of CPU tensors CUDA's lists; once in a process. The result keeps them."""
+    """Give autocast of CPU tensors CUDA's lists, and contexts for CUDA the host; once in a process. The result keeps the lists."""
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.autocast) and hasattr(each, "entered"):  # in a capture
+            each.device, each._enabled = "cpu", getattr(each, "lower", True) is not None
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for schema in compiler("_dispatch_get_all_op_names")():
         if not schema.startswith("aten::"):

@@ -231,11 +231,10 @@ def _methods_of_autocast(kind: Any) -> dict[str, Any]:
         self.entered = []
 
     def on_enter(self: Any) -> Any:
-        if not hasattr(self, "entered"):
-            if not stands_for_gpu(self.device):
-                return enter(self)
-            self.lower, self.entered = _lower_of_earlier(self), []
-        self.entered.append(_on_meta(self.lower))
+        if not (hasattr(self, "entered") or stands_for_gpu(self.device)):
+            return enter(self)
+        lower = self.lower if hasattr(self, "lower") else _lower_of_earlier(self)
+        vars(self).setdefault("entered", []).append(_on_meta(lower))
         self.entered[-1].__enter__()
         return self
 
@@ -275,14 +274,17 @@ def own_scaler() -> AbstractContextManager[None]:
 
 def _lower_of_earlier(context: Any) -> torch.dtype | None:
     """The lower precision of a `torch.autocast("cuda")` that was created before the capture, by PyTorch's own code."""
+    lower: torch.dtype = context.fast_dtype
     if not context._enabled and context.device == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "torch.autocast('cuda') was created before the step, where PyTorch disables it without"
-            " a GPU; create it where it is entered, or in the function of model.target"
-        )
-    return (
-        context.fast_dtype if context._enabled and context.fast_dtype in DTYPES.values() else None
-    )
+        before = "torch.autocast('cuda') was created before the step, where PyTorch disables it"
+        if lower is not torch.bfloat16:
+            raise InputError(
+                f"{before} without a GPU; create it where it is entered, or in the function of"
+                " model.target"
+            )
+        warnings.warn(f"{before}; it is taken as enabled", SteptimeWarning, stacklevel=2)
+        return lower
+    return lower if context._enabled and lower in DTYPES.values() else None
 
 
 def _lower() -> torch.dtype | None:

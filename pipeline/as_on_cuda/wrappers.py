@@ -90,7 +90,9 @@ def _without_data(module: nn.Module) -> bool:
 
 
 @contextmanager
-def compiled_calls(begin: Callable[[Any, Any], Any], running: list[Any]) -> Iterator[None]:
+def compiled_calls(
+    begin: Callable[[Any, Any], Any], running: list[Any], end: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """While the body runs, `begin` is told what `torch.compile` has compiled for Inductor, when it is called.
 
     Compiled code that other compiled code calls is a part of it.
@@ -99,6 +101,7 @@ def compiled_calls(begin: Callable[[Any, Any], Any], running: list[Any]) -> Iter
         begin: gets the module or optimizer whose method is compiled, else the function, and the compiler's options. It returns
             what takes the place of the compiler (a callback of PyTorch's frame evaluation), or None: the code runs as written.
         running: not empty while compiled code runs.
+        end: called when it has run.
     """
     frames = compiler("eval_frame")
     usual = getattr(frames, "_callback_from_stance")  # noqa: B009
@@ -109,7 +112,7 @@ def compiled_calls(begin: Callable[[Any, Any], Any], running: list[Any]) -> Iter
         if options is None or "cleanups" not in call:
             return usual(callback)
         if not running:
-            call["cleanups"].append(running.clear)
+            call["cleanups"].extend((running.clear, end))
             running.append(begin(owner_of(call["fn"]), options))
         return running[0]
 
@@ -118,20 +121,32 @@ def compiled_calls(begin: Callable[[Any, Any], Any], running: list[Any]) -> Iter
 
 
 def owner_of(function: Any) -> Any:
-    """The object whose method a function is; the function itself if it is of none. PyTorch wraps some of its own once more."""
+    """The module or optimizer whose method a function is; else the function itself. PyTorch wraps some of its own once more."""
     inner = (
         function if hasattr(function, "__self__") else getattr(function, "__wrapped__", function)
     )
-    return getattr(inner, "__self__", inner)
+    owner = getattr(inner, "__self__", inner)
+    return owner if isinstance(owner, nn.Module | Optimizer) else inner
 
 
-def updated_by(owner: Any) -> list[Optimizer]:
-    """The optimizers whose step compiled code is: its owner, or those that a function uses by name."""
-    if not inspect.isfunction(owner):
-        return [owner] * isinstance(owner, Optimizer)
-    names = inspect.getclosurevars(owner)
-    used = [*names.nonlocals.values(), *names.globals.values()]
-    return [each for each in used if isinstance(each, Optimizer)]
+def updated_by(owner: Any) -> tuple[list[Optimizer], bool]:
+    """The optimizers whose step compiled code is (its owner, or what a function uses by name); and whether it computes more."""
+    used = [owner]
+    if inspect.isfunction(owner):
+        names = inspect.getclosurevars(owner)
+        used = [*names.nonlocals.values(), *names.globals.values()]
+    optimizers = [each for each in used if isinstance(each, Optimizer)]
+    return optimizers, not optimizers or any(isinstance(each, nn.Module) for each in used)
+
+
+def compiled_once(model: Any) -> Any:
+    """A model; of one that is compiled twice, which is the compiled function of its module, a module that calls this function."""
+    owner = owner_of(model)
+    if owner is model or not isinstance(owner, nn.Module):
+        return model
+    once: Any = torch.compile(owner)
+    once.forward = model
+    return once
 
 
 _gather: Any = (

@@ -28,12 +28,11 @@ from pipeline.errors import (
     TraceError,
     collected_warnings,
 )
-from pipeline.graph.execution_trace import build_nodes, import_execution_trace
+from pipeline.graph.execution_trace import build_nodes, import_execution_trace, in_compiled_calls
 from pipeline.graph.execution_trace_file import read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.step_modules import (
     AS_WRITTEN,
-    compiled_by_user,
     held_parameters,
     module_calls_marked,
     module_paths,
@@ -166,7 +165,6 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     The first run creates the gradients and the optimizer state. A shipped workload goes without: its state is made before.
     """
     from pipeline.as_on_cuda.optimizers import state_tensors, stepping, update_of
-    from pipeline.as_on_cuda.wrappers import compiled_calls
     from pipeline.graph.memory import memory_need, with_states
 
     layout = Layout.of_workload(config)
@@ -189,8 +187,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     with tempfile.TemporaryDirectory(prefix="steptime-") as folder:
         path = Path(folder) / "execution_trace.json"
         own: list[Any] = []
-        noted = compiled_calls(lambda owner, _: own.append(owner), [])
-        with _recording(path), reads, module_calls_marked(paths), noted:
+        with _recording(path), reads, module_calls_marked(paths, own.append):
             step.run(0)
         states = (0 if unused else step.optimizer_bytes) + sum(
             state.nbytes for state in state_tensors(others)
@@ -209,13 +206,15 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
         {**config, "dtype": "default"} if step.ignores_half_precision else config
     )
     nodes = build_nodes(prune(raw) if fake else prune_meta(raw), sequential=fake)
-    nodes = normalise(nodes, config, fake)
+    nodes = in_compiled_calls(normalise(nodes, config, fake))
     used = [str(step.config.get("optimizer", "sgd"))] * (len(others) < len(stepped)) + [
         type(one).__name__ for one in others
     ]
     computed = {} if _is_shipped(config) else computed_with(step, nodes, used, config)
     computed |= {"seq_len": str(step.seq_len)} if step.seq_len else {}
-    computed |= {"compiled": AS_WRITTEN} if compiled_by_user(own, step, paths) else {}
+    if own:
+        computed["compiled"] = AS_WRITTEN
+        warnings.warn(AS_WRITTEN, SteptimeWarning, stacklevel=2)
     return nodes, memory, held_parameters(paths), computed
 
 

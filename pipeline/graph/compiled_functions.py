@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 from pipeline.errors import InputError
 from pipeline.graph.device_calls import PRODUCTS, map_calls
@@ -58,22 +57,22 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
         InputError: much of the step is between the parts that the compiler can follow, or the forward function exchanges.
     """
     nodes, inside = graph.nodes(), launches.nodes()
-    step = replace(graph, table=write_nodes(renumber(_replaced(nodes, inside))))
+    step = replace(graph, table=write_nodes(renumber(_replaced(nodes, launches))))
     holders = {node.node_id: node for node in inside if node.parent_id is None}
     counts = Counter(
         (holders[node.parent_id].phase == UPDATE, node.name.startswith(TRITON))
         for node in inside
         if node.parent_id is not None and holders[node.parent_id].name != HOST_READ
     )
-    functions = sum(each.phase == "forward" and each.name != HOST_READ for each in holders.values())
+    called = sum(each.phase == "forward" and each.name != HOST_READ for each in holders.values())
     breaks = launches.computed["graph_breaks"]
     both = any(node.phase == "backward" for node in inside)
     said = (
         f"{counts[False, True]} Triton kernels and {counts[False, False]} library calls of the"
         f" forward{' and backward' * both} pass, {breaks} graph break{'s' * (breaks != '1')}"
     )
-    if functions > 1 + int(breaks):
-        said += f", in {functions} functions"
+    if called > 1 + int(breaks):
+        said += f", in {called} functions"
     if any(node.name.endswith(AS_GRAPH) for node in holders.values()):
         said += AS_GRAPH
     if updates := counts[True, True]:
@@ -96,7 +95,7 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
     )
 
 
-def _replaced(nodes: Sequence[Node], launches: Sequence[Node]) -> list[Node]:
+def _replaced(nodes: Sequence[Node], launches: Graph) -> list[Node]:
     """Nodes of a step with compiled functions in place of what they compute."""
     functions = _Functions(launches, nodes)
     compiled = {node.node_id: of for node in nodes if (of := functions.of(node)) is not None}
@@ -148,13 +147,15 @@ class _Functions:
         gradients: gradients that the last begun part gives and that nobody has taken over.
     """
 
-    def __init__(self, nodes: Sequence[Node], step: Sequence[Node]) -> None:
+    def __init__(self, launches: Graph, step: Sequence[Node]) -> None:
+        nodes = launches.nodes()
+        self._count = int(launches.computed.get("calls", 1)) or 1
+        self._left = launches.computed.get("left", "").split("\n")
         self._fresh, self._size = 1 + max((node.node_id for node in step), default=0), len(nodes)
         in_loss, in_forward = (
             {node.module for node in step if node.phase == phase} for phase in ("loss", "forward")
         )
         self._of_loss = in_loss - in_forward
-        self._covered: set[str] = set()
         self._calls: dict[tuple[str, str], dict[int, list[list[Node]]]] = {}
         for node in nodes:
             if node.parent_id is None:
@@ -162,17 +163,19 @@ class _Functions:
                 key = node.phase, str(has.get("function", ""))
                 parts = self._calls.setdefault(key, {}).setdefault(has.get("call", 0), [])
                 parts.append([])
-                for path in has.get("modules", ()):
-                    self._covered.update(accumulate(path.split("."), "{}.{}".format))
             parts[-1].append(node)
         self._names = {name for _, name in self._calls}
+        self._phase = ""
         self._begun: Counter[tuple[str, str]] = Counter()
         self._waiting: list[list[Node]] = []
         self._gradients = 0
 
     def named(self, node: Node) -> str | None:
-        """The compiled function to whose module an operator belongs; the name of one of a whole step is empty."""
+        """The compiled function of an operator, by the number of its call, or by its module; that of a whole step has no name."""
         path = node.module or ""
+        number = str(node.attributes.get("compiled", -1) % self._count)
+        if "compiled" in node.attributes and number in self._names and node.phase != UPDATE:
+            path = number
         while path and path not in self._names:
             path = path.rpartition(".")[0]
         return path if path in self._names else None
@@ -184,14 +187,13 @@ class _Functions:
             return None
         if node.phase == UPDATE:
             return name if name == UPDATE else None
-        if self._covered and node.module not in self._covered:
+        if node.module in self._left:
             return None
-        if node.phase == "forward":
+        if node.phase == "forward" or (name and node.phase == "loss"):
             return name
         computes = node.phase == "backward" and node.name.startswith(AUTOGRAD)
-        return (
-            name if computes and node.module not in self._of_loss and not _adds_up(node) else None
-        )
+        inside = computes and (name or node.module not in self._of_loss)
+        return name if inside and not _adds_up(node) else None
 
     def hooks(self, nodes: Sequence[Node], compiled: Mapping[int, str]) -> dict[int, list[Node]]:
         """What hooks do before a compiled block's backward pass begins, by the node of autograd that calls them.
@@ -213,7 +215,8 @@ class _Functions:
 
     def begin(self, phase: str, name: str) -> list[Node]:
         """The launches with which a pass of a function begins."""
-        key = phase, name
+        key = "forward" if phase == "loss" else phase, name
+        self._phase = phase
         calls = [*self._calls.get(key, {0: []}).values()]
         self._waiting = list(calls[self._begun[key] % len(calls)])
         self._begun[key] += 1
@@ -247,7 +250,7 @@ class _Functions:
             return []
         part = self._waiting.pop(0)
         self._gradients = (part[0].attributes or {}).get("gradients", 0)
-        return [_shifted(node, self._fresh) for node in part]
+        return [replace(_shifted(node, self._fresh), phase=self._phase) for node in part]
 
 
 def _arithmetic(graph: Graph) -> float:
@@ -258,14 +261,14 @@ def _arithmetic(graph: Graph) -> float:
 
 def _exchanges(node: Node, name: str) -> bool:
     """Whether an operator of a module sends, gathers or waits for weights and buffers, which is not compiled with the module."""
-    if name == "":
-        return (node.module or "").rpartition(".")[2].startswith(WRAPPER)
+    of_wrapper = (node.module or "").rpartition(".")[2].startswith(WRAPPER)
+    if of_wrapper or name == "":
+        return of_wrapper
     flat = (
         bool(node.inputs) and isinstance(node.inputs[0], Tensor) and len(node.inputs[0].shape) == 1
     )
-    of_buffer = node.module == name and node.name == "aten::view" and flat
     return (
-        of_buffer
+        (flat and node.name == "aten::view")
         or node.name.startswith((*EXCHANGES, "fsdp::"))
         or HOOK in node.name
         or "stream" in (node.attributes or {})

@@ -15,7 +15,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,7 @@ from pipeline.as_on_cuda.emulation import create_as_on_cuda
 from pipeline.errors import InputError, SteptimeError, first_line
 from pipeline.graph.compiled_functions import spliced
 from pipeline.graph.graph_file import read_graph, write_graph
-from pipeline.graph.step_modules import module_paths, place_of
+from pipeline.graph.step_modules import module_paths
 from pipeline.graph.table import Graph
 from pipeline.question.compiled_target import as_written
 from pipeline.workloads import make_step
@@ -165,7 +165,8 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
     alone = {key: value for key, value in as_written(config).items() if key not in EXCHANGE}
     plain = {**alone, "read_loss": "never", "accumulation": 1}
     device = one_gpu("meta") if config.get("architecture") == "custom" else nullcontext()
-    with create_as_on_cuda(), device:
+    host = cuda_means_host()
+    with create_as_on_cuda(), host, device:
         step = make_step(plain, batch_size // int(config.get("accumulation") or 1), "meta")
     own = config["compile"] == OWN
     _check_step(step, own)
@@ -179,7 +180,6 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
         fused_attention_of(target, None if step.pure else DTYPES.get(step.dtype)),
         cuda_means_host(),
         reads_noted(found.read),
-        ExitStack() as stack,
     ):
         half = HALVES.get(config["fsdp"]["mixed_precision"]) if "fsdp" in config else None
         leave_data(step.modules, mode, half)
@@ -187,14 +187,9 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
         step.device = "cpu"
         buckets = config["ddp"]["bucket_cap_mb"] << 20 if "ddp" in config else None
         backend = compiling(target, found, buckets)
-        if own:
-            begin = _as_the_user_says(step, places, backend, found)
-            stack.enter_context(compiled_calls(begin, found.running))
-        else:
-            step.optimizers = []
-            for name, part, function in functions_of(step, "fsdp" in config):
-                part.forward = found.called(name, torch.compile(function, backend=backend))
-        step.run(0)
+        asked = {} if own else _compiled_parts(step, places, "fsdp" in config)
+        with compiled_calls(_begin(asked, backend, found), found.running):
+            step.run(0)
     split = len(compiler("counters")["graph_break"])
     parts = max((sum(map(computes, ran)) for _, ran in found.calls), default=0)
     breaks = split if buckets else max(parts - 1, min(1, split))
@@ -215,10 +210,10 @@ def _check_step(step: Step, own: bool) -> None:
         )
 
 
-def _as_the_user_says(
-    step: Step, places: Mapping[Any, str], backend: Any, found: Compiled
-) -> Callable[[Any, Any], Any]:
-    """What begins compiled code where the user has called `torch.compile`: modules by our backend, optimizers in closed form."""
+def _begin(asked: Mapping[Any, str], backend: Any, found: Compiled) -> Callable[[Any, Any], Any]:
+    """What begins compiled code (`compiled_calls`): by our backend; optimizers in closed form. `asked`: this alone, if any."""
+    import torch
+
     from pipeline.as_on_cuda.compiled_optimizers import update_of
     from pipeline.as_on_cuda.torch_names import compiler
     from pipeline.as_on_cuda.wrappers import updated_by
@@ -228,32 +223,46 @@ def _as_the_user_says(
     def begin(owner: Any, options: Any) -> Any:
         found.options |= {*options}
         compiler("_dynamo.config").assume_static_by_default = True  # also with `dynamic=True`
-        place = place_of(owner, step, places)
-        if place is None:
-            launches = [each for one in updated_by(owner) for each in update_of(one)]
-            found.updates += [launches] * bool(launches)
+        optimizers, computes = updated_by(owner)
+        launches = [each for one in optimizers for each in update_of(one)]
+        found.updates += [launches] * bool(launches)
+        found.options |= {
+            f"the compiled step of {type(one).__name__}"
+            for one in optimizers
+            if not (update_of(one) or one.defaults.get("fused"))
+        }
+        if not computes or (asked and owner not in asked):
             return None
-        found.calls.append((place, []))
+        for one in optimizers:
+            vars(one)["step"] = torch.compiler.disable(one.step)  # type: ignore[no-untyped-call]
+        found.calls.append((asked[owner] if asked else str(len(found.calls)), []))
         return compiling_frames
 
     return begin
 
 
-def functions_of(step: Step, by_block: bool) -> list[tuple[str, Any, Any]]:
-    """What is compiled of a step: the path of the module (empty: the whole), what holds the function, and the function.
+def _compiled_parts(step: Step, places: Mapping[Any, str], by_block: bool) -> dict[Any, str]:
+    """Compile the forward function of a step, or of its blocks, and nothing else. The result: what is compiled, and its path.
 
     Raises:
         InputError: blocks are compiled, and the model has none.
     """
-    if not by_block:
-        return [("", step, step.forward)]
-    from pipeline.as_on_cuda.fully_sharded import units
+    import torch
 
-    paths, whole = module_paths(step.modules), {*step.modules}
+    from pipeline.as_on_cuda.fully_sharded import units
+    from pipeline.as_on_cuda.wrappers import owner_of
+
+    step.optimizers, whole = [], {*step.modules}
     blocks = [unit for part in step.modules for unit in units(part) if unit not in whole]
-    if not blocks:
+    if by_block and not blocks:
         raise InputError(
             "model.compile=true: with parallel=fsdp each repeated block of a model is compiled, and"
             " this one has none; take parallel=ddp, or leave it out"
         )
-    return [(paths[block], block, block.forward) for block in blocks]
+    asked = {}
+    for part in blocks if by_block else [step]:
+        part.forward = function = torch.compile(part.forward)
+        asked[owner_of(vars(function)["_torchdynamo_orig_callable"])] = (
+            places[part] if by_block else ""
+        )
+    return asked

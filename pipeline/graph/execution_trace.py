@@ -31,6 +31,8 @@ from pipeline.hardware.rank_layout import COMPUTING_STREAM, FIRST_MARKED_STREAM
 USER_SCOPE = 7
 MODULE_MARK = re.compile(r"^## module (.*) ##$")
 """Annotation that names the module that runs from here on, with no name outside modules (`pipeline.graph.capture`)."""
+COMPILED = re.compile(r"(.*)@(\d+)")
+"""The name in a mark within a call of compiled code: the module, and the number of the call."""
 NAMES_OUTSIDE = {"data": "inputs", "loss": "loss", "backward": "loss", "optimizer": "optimizer"}
 """What operators outside modules belong to, by phase."""
 BETWEEN = ("data", "optimizer")
@@ -227,6 +229,15 @@ def _set_module(
         node.module = "communication" if reduces else NAMES_OUTSIDE.get(node.phase)
     if sequence >= 0:
         module_of[sequence] = node.module
+
+
+def in_compiled_calls(nodes: list[Node]) -> list[Node]:
+    """The operators of a step; those in calls of compiled code get the number of the call (`compiled`) from the mark."""
+    for node in nodes:
+        if inside := COMPILED.fullmatch(node.module or ""):
+            node.module = inside[1] or NAMES_OUTSIDE.get(node.phase)
+            node.attributes = {**node.attributes, "compiled": int(inside[2])}
+    return nodes
 
 
 def _place(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import pandas as pd
@@ -20,6 +21,9 @@ from pipeline.hardware.find_gpu import list_gpus
 
 NOT_IN_PATHS = ("_modules", "self", "_orig_mod")
 """Parts of the compiler's names of modules that are no names of a user's attributes."""
+
+STACK = "___stack"
+"""In the compiler's name of a module that waits on Python's stack across a graph break: which it is, is not known."""
 
 SHOWN_OPERATORS = 4
 """Operators that the name of a fused kernel shows."""
@@ -49,10 +53,12 @@ def described(
         return {path.removeprefix(root).partition(".")[2]: path for path in found}
 
     nodes: list[Node] = []
+    known = not any(STACK in each for part in found.parts for each in part.modules)
     graphed = AS_GRAPH * ("triton.cudagraphs" in found.options)
     ran = [(call, name, part) for call, (name, parts) in enumerate(found.calls) for part in parts]
     updates = [(call, UPDATE, Part(launches=each)) for call, each in enumerate(found.updates)]
     met: set[str] = set()
+    covered: set[str] = set()
     for phase, name, thread, calls in (
         ("forward", FORWARD, FORWARD_THREAD, ran),
         ("backward", BACKWARD, BACKWARD_THREAD, ran[::-1]),
@@ -64,9 +70,8 @@ def described(
                 continue
             holder, inside = len(nodes), below(paths.get(part.root, ""))
             has: dict[str, Any] = {"function": function, "call": call}
-            if breaks:
-                found_in = {_path(each, inside) for each in part.modules}
-                has["modules"] = sorted(filter(None, found_in))
+            for path in filter(None, (_path(each, inside) for each in part.modules)):
+                covered.update(accumulate(path.split("."), "{}.{}".format))
             if phase == "backward":
                 has["gradients"] = len({*part.weights} - met)
                 met |= {*part.weights}
@@ -75,6 +80,19 @@ def described(
             for each in launches:
                 at, node = len(nodes), _node(each, inside)
                 nodes.append(replace(node, node_id=at, order=at, parent_id=holder, thread=thread))
+    return Graph(
+        write_nodes(normalise(nodes, config)),
+        warnings=tuple(_said(found, breaks)),
+        computed={
+            "graph_breaks": str(breaks),
+            "calls": str(len(found.calls)),
+            "left": "\n".join({*paths.values()} - covered if covered and breaks and known else ()),
+        },
+    )
+
+
+def _said(found: Compiled, breaks: int) -> list[str]:
+    """What a user is told about launches."""
     broken = (
         f"model.compile: {breaks} graph break{'s' * (breaks > 1)}: the compiler cannot follow"
         " the whole forward function (TORCH_LOGS=graph_breaks names the lines); between the"
@@ -83,12 +101,8 @@ def described(
     )
     said = [broken] if breaks else []
     if unread := sorted(found.options - {"triton.cudagraphs"}):
-        said.append(f"torch.compile: predicted as without the options {', '.join(unread)}")
-    return Graph(
-        write_nodes(normalise(nodes, config)),
-        warnings=tuple(said),
-        computed={"graph_breaks": str(breaks)},
-    )
+        said.append(f"torch.compile: predicted as without {', '.join(unread)}")
+    return said
 
 
 def padding(target: Target, tf32: bool) -> Callable[..., bool]:

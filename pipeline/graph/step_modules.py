@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pipeline.as_on_cuda.patches import replaced
-from pipeline.errors import SteptimeWarning, name_of
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from pipeline.workloads.training_step import Step
 
 AS_WRITTEN = "torch.compile: predicted is the code as it is written"
 """What a captured step computes with (`Graph.computed`) whose modules the user has compiled, until the compiler was asked."""
 
 
 @contextmanager
-def module_calls_marked(paths: Mapping[nn.Module, str]) -> Iterator[Sequence[str]]:
+def module_calls_marked(
+    paths: Mapping[nn.Module, str], note: Callable[[Any], object] = id
+) -> Iterator[Sequence[str]]:
     """While the body runs, calls of modules write their marks (`pipeline.graph.execution_trace.MODULE_MARK`).
 
     Args:
         paths: of the known modules; another one is named by its class, below the module that calls it.
+        note: is told what the user has compiled, call by call (`compiled_calls`); marks inside of such calls have their number.
 
     Yields:
         The paths of the modules that run now, the innermost last, after an empty one.
@@ -33,11 +32,13 @@ def module_calls_marked(paths: Mapping[nn.Module, str]) -> Iterator[Sequence[str
     from torch import nn
     from torch.profiler import record_function
 
+    from pipeline.as_on_cuda.wrappers import compiled_calls, updated_by
+
     usual = nn.Module.__call__
-    running = [""]
+    running, number = [""], [""]
 
     def mark() -> None:
-        with record_function(f"## module {running[-1]} ##"):
+        with record_function(f"## module {running[-1]}{number[-1]} ##"):
             pass
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +50,18 @@ def module_calls_marked(paths: Mapping[nn.Module, str]) -> Iterator[Sequence[str
             running.pop()
             mark()
 
-    with replaced(nn.Module, __call__=call):
+    def begin(owner: Any, options: Any) -> None:
+        note(owner)
+        if updated_by(owner)[1]:
+            number.append(f"@{next(numbers)}")
+            mark()
+
+    def end() -> None:
+        number[1:] = []
+        mark()
+
+    numbers = count()
+    with replaced(nn.Module, __call__=call), compiled_calls(begin, [], end):
         yield running
 
 
@@ -80,38 +92,3 @@ def held_parameters(paths: Mapping[nn.Module, str]) -> dict[str, int]:
         held[path] = sum(size for weight, size in mine.items() if weight not in seen)
         seen |= set(mine)
     return held
-
-
-def place_of(owner: Any, step: Step, paths: Mapping[nn.Module, str]) -> str | None:
-    """The module that the user has compiled, by its path; empty for the step's own forward function, None for another function.
-
-    Args:
-        owner: as `pipeline.as_on_cuda.wrappers.compiled_calls` has it.
-        step: the step that runs.
-        paths: of its modules.
-    """
-    whole = getattr(step.forward, "_torchdynamo_orig_callable", None)
-    return "" if owner is whole else paths.get(owner)
-
-
-def compiled_by_user(owners: Sequence[Any], step: Step, paths: Mapping[nn.Module, str]) -> bool:
-    """Whether the user has compiled modules, the forward function or optimizers of a step. Other functions are reported."""
-    from pipeline.as_on_cuda.wrappers import updated_by
-
-    known = [place_of(each, step, paths) is not None or bool(updated_by(each)) for each in owners]
-    others = {
-        name_of(each)
-        for each, found in zip(owners, known, strict=True)
-        if not found
-        and "site-packages" not in inspect.getfile(getattr(each, "__code__", type(each)))
-    }
-    for name in sorted(others):
-        warnings.warn(
-            f"torch.compile({name}): predicted is the function as it is written; compile the module"
-            " that calls it",
-            SteptimeWarning,
-            stacklevel=2,
-        )
-    if any(known):
-        warnings.warn(AS_WRITTEN, SteptimeWarning, stacklevel=2)
-    return any(known)

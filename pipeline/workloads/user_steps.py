@@ -98,7 +98,9 @@ def _questions(
             "step= makes its own model: leave out model=, or give model=, batch= and loss= without"
             " step="
         )
-    kind, given = ("model", model) if step is None else ("step", step)
+    from pipeline.as_on_cuda.wrappers import compiled_once
+
+    kind, given = ("model", compiled_once(model)) if step is None else ("step", step)
     with _maker(kind, given, parts, others) as maker:
         name = re.sub(r"\W+", "_", name_of(given)).strip("_") or kind
         target = f"{kind}={name}@{next(_NUMBERS)}"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from pipeline.answers.predict import predict
@@ -110,17 +111,88 @@ def test_a_gpu_that_triton_does_not_know_runs_the_step_as_it_is_written() -> Non
     assert "fused" not in families(prediction, "forward")
 
 
-def test_a_compiled_function_that_is_no_module_is_reported() -> None:
+@pytest.mark.parametrize(
+    "loss",
+    [
+        torch.compile(nn.CrossEntropyLoss()),
+        torch.compile(torch.compile(nn.CrossEntropyLoss())),
+        torch.compile(F.cross_entropy),
+    ],
+)
+def test_a_compiled_loss_is_compiled_alone(loss) -> None:
+    prediction = predict("A100", model=Net(), batch=BATCH, loss=loss)
+    assert families(prediction, "loss") == ["fused", "fused"]
+    backward = families(prediction, "backward")
+    assert backward.count("fused") == 1 and {"layer_norm"} <= {*backward} and "loss" not in backward
+
+
+def test_a_compiled_function_is_compiled_with_all_that_it_calls() -> None:
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters())
+
     @torch.compile
-    def cube(x):
-        return x**3
+    def train(x, y):
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-    class Cubed(Net):
+    def procedure(batch, optimizers):
+        train(*batch)
+        with torch.no_grad():
+            net(batch[0])  # not compiled
+
+    step = {"batch": BATCH, "optimizer": optimizer, "procedure": procedure}
+    with pytest.warns(SteptimeWarning, match="1 graph break"):  # at the backward pass
+        prediction = predict("A100", model=net, **step)
+    assert families(prediction, "forward").count("layer_norm") == 2
+    assert families(prediction, "forward").count("fused") == 4
+    assert {*families(prediction, "backward")} == {"fused", "gemm"}
+    assert families(prediction, "optimizer") == ["fused"]
+
+
+def test_one_function_may_be_compiled_and_called_several_times_in_a_row() -> None:
+    turn = torch.compile(lambda x: torch.cat((-x[:, 128:], x[:, :128]), 1))
+
+    class Turned(Net):
         def forward(self, x):
-            return cube(super().forward(x))
+            return super().forward(turn(x * 2) * turn(x * 3))
 
-    with pytest.warns(SteptimeWarning, match=r"torch.compile\(cube\): predicted is the function"):
-        predict("A100", model=Cubed(), **OPTIONS)
+    calls = predict("A100", model=Turned(), **OPTIONS).calls
+    assert calls.loc[calls["family"] == "fused", "phase"].tolist() == ["forward"] * 2
+
+
+@pytest.mark.parametrize(("kind", "named"), [("NAdam", True), ("Adam", False)])
+def test_an_optimizer_whose_compiled_step_is_not_known_is_named(kind: str, named: bool) -> None:
+    net = Net()
+    optimizer = getattr(torch.optim, kind)(net.parameters())
+    optimizer.step = torch.compile(optimizer.step)
+    prediction = predict("A100", model=net, optimizer=optimizer, **OPTIONS)
+    said = f"torch.compile: predicted as without the compiled step of {kind}"
+    assert (said in prediction.warnings) == named
+    assert {*families(prediction, "optimizer")} == {"optimizer" if named else "fused"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch leaves it on where there is a GPU")
+def test_decorators_of_autocast_cast_in_compiled_code_as_contexts_do() -> None:
+    def make():
+        class Cast(Net):
+            @torch.autocast("cuda", dtype=torch.bfloat16)
+            def forward(self, x):
+                return super().forward(x)
+
+        return torch.compile(Cast())
+
+    class Context(Net):
+        def forward(self, x):
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                return super().forward(x)
+
+    made = predict("A100", model=make, **OPTIONS)
+    with pytest.warns(SteptimeWarning, match="created before the step"):
+        before = predict("A100", model=make(), **OPTIONS)
+    context = predict("A100", model=torch.compile(Context()), **OPTIONS)
+    assert made.asked["compiled"] == before.asked["compiled"] == context.asked["compiled"]
+    assert made.predicted_us == before.predicted_us
 
 
 def test_modes_of_a_user_are_cuda_graphs_and_a_note() -> None:
@@ -128,7 +200,10 @@ def test_modes_of_a_user_are_cuda_graphs_and_a_note() -> None:
         return predict("A100", model=torch.compile(Net(), **mode), **OPTIONS)
 
     usual, graphed = asked(dynamic=True, fullgraph=True), asked(mode="reduce-overhead")
+    twice = predict("A100", model=torch.compile(torch.compile(Net())), **OPTIONS)
+    assert twice.asked["compiled"] == usual.asked["compiled"]
+    assert twice.title == usual.title and twice.predicted_us == usual.predicted_us
     assert graphed.asked["compiled"] == usual.asked["compiled"] + ", one CUDA graph"
     assert graphed.host_us < 0.9 * usual.host_us
-    with pytest.warns(SteptimeWarning, match=r"without the options coordinate_descent_tuning, max"):
+    with pytest.warns(SteptimeWarning, match=r"without coordinate_descent_tuning, max"):
         assert asked(mode="max-autotune-no-cudagraphs").predicted_us == usual.predicted_us

@@ -30,6 +30,7 @@ from torch import nn
 from pipeline.workloads.training_step import Step
 
 outside = torch.autocast("cuda", dtype=torch.bfloat16)
+or_off = torch.autocast("cuda")
 
 
 def step(config, device, model, batch_size, forward, procedure=None):
@@ -57,6 +58,10 @@ def beforehand(*given):
 
 def of_the_module(*given):
     return within(outside, *given)
+
+
+def perhaps_off(*given):
+    return within(or_off, *given)
 
 
 def off(*given):
@@ -141,12 +146,16 @@ def test_a_context_of_autocast_may_be_made_before_it_is_entered(module, function
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch leaves it on where there is a GPU")
-def test_autocast_that_pytorch_switched_off_is_refused(module):
+def test_autocast_that_pytorch_switched_off_is_on_in_bf16_and_else_refused(module):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         __import__(module)  # as a notebook does, before it asks for a prediction
     with pytest.raises(InputError, match=r"torch.autocast\('cuda'\) was created before"):
-        calls_of(module, "of_the_module")
+        calls_of(module, "perhaps_off")
+    graph = captured_custom(f"{module}:of_the_module")
+    assert "it is taken as enabled" in " ".join(graph.warnings)
+    calls = map_calls(graph)
+    assert set(calls.loc[calls["family"] == "gemm", "dtype"]) == {"bf16"}
 
 
 def test_a_scaler_checks_every_gradient_and_the_host_waits_for_what_it_found(module):
