@@ -46,14 +46,16 @@ def predict(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Pr
     return prediction
 
 
-def predict_grid(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> pd.DataFrame:
+def predict_grid(
+    gpu: str | Sequence[str] = "V100", model: Any = USUAL_MODEL, **overrides: Any
+) -> pd.DataFrame:
     """Predict every point of a grid. The numbers are those of `predict`.
 
     Args:
-        gpu: names or aliases of GPUs, separated by commas.
-        model: names of workloads, separated by commas, or your own model as for `predict`.
+        gpu: names or aliases of GPUs, separated by commas, or a list of them.
+        model: names of workloads, in the same way, or your own model as for `predict`.
         overrides: any other override, as for `predict`. Values separated by commas are a sweep, as in
-            `batch_size="32,64"`.
+            `batch_size="32,64"`; of `batch_size`, `devices`, `nodes`, `host` and `cluster` so is a list.
 
     Returns:
         A row per point, in the order of the sweep: the keys of `Prediction.as_dict`, then `overrides` and `unpredicted`.

@@ -338,11 +338,13 @@ class Comparison:
         }
 
 
-def compare(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Comparison:
+def compare(
+    gpu: str | Sequence[str] = "V100", model: Any = USUAL_MODEL, **overrides: Any
+) -> Comparison:
     """Predict several points side by side, as `steptime compare` does.
 
     Args:
-        gpu: names or aliases of GPUs, separated by commas.
+        gpu: names or aliases of GPUs, separated by commas, or a list of them.
         model: names of workloads, separated by commas, or your own model as for `predict`.
         overrides: any other override, as for `predict_grid`.
 

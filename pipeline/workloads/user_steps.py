@@ -7,7 +7,7 @@ depend on anything in the user's program, so its graph is not kept between calls
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -54,7 +54,10 @@ def shown_target(target: object) -> str:
 
 @contextmanager
 def questions_about(
-    gpu: str, model: object, options: Mapping[str, Any], completed: Completed | None = None
+    gpu: str | Sequence[str],
+    model: object,
+    options: Mapping[str, Any],
+    completed: Completed | None = None,
 ) -> Iterator[list[Question]]:
     """The questions that Python arguments describe; steps that are given as objects exist while the body runs.
 
@@ -75,11 +78,13 @@ def questions_about(
 
 @contextmanager
 def _questions(
-    gpu: str, model: object, options: Mapping[str, Any], completed: Completed | None
+    gpu: str | Sequence[str], model: object, options: Mapping[str, Any], completed: Completed | None
 ) -> Iterator[list[Question]]:
     others = dict(options)
     step = others.pop("step", None)
     parts = {key: others.pop(key) for key in PARTS if key in others}
+    if isinstance(model, (list, tuple)) and all(isinstance(name, str) for name in model):
+        model = ",".join(model)
     if isinstance(model, str) and step is None:
         if parts:
             raise ConfigError(
