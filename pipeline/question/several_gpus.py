@@ -95,7 +95,7 @@ class ParallelSettings(DdpSettings, FsdpSettings, HybridSettings):
     pp: int = option("parts of the model in a pipeline", 1)
     virtual_stages: int = option("parts of the model on each stage (interleaved schedule)", 1)
     micro_batches: int = option(
-        "forward and backward passes of a rank before one update", 1, most=10_000
+        "forward and backward passes of a rank before one update", 1, most=100_000
     )
     overlap: bool = option("false: gradients are exchanged after the last backward pass", True)
     sequence: bool = option(
