@@ -16,7 +16,7 @@ from pipeline.answers.plan_results import Limits, Objective, Plan
 from pipeline.answers.plan_search import OnProgress, Search
 from pipeline.errors import InputError
 from pipeline.question.layouts import layouts_of
-from pipeline.question.question import Question, expand
+from pipeline.question.question import Names, Question, expand
 from pipeline.readable import number_of, seconds
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
@@ -64,7 +64,7 @@ def space_of(overrides: Sequence[str], limits: Limits) -> list[Question]:
 
 def plan(
     objective: str,
-    gpu: str | Sequence[str],
+    gpu: Names,
     model: object = USUAL_MODEL,
     *,
     samples: float | str | None = None,

@@ -16,7 +16,7 @@ from pipeline.answers.engine import engine, in_order
 from pipeline.errors import SteptimeWarning, in_python
 from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, one_currency
-from pipeline.question.question import only
+from pipeline.question.question import Names, only
 from pipeline.work import WORK_KEYS
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
@@ -46,9 +46,7 @@ def predict(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Pr
     return prediction
 
 
-def predict_grid(
-    gpu: str | Sequence[str] = "V100", model: Any = USUAL_MODEL, **overrides: Any
-) -> pd.DataFrame:
+def predict_grid(gpu: Names = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> pd.DataFrame:
     """Predict every point of a grid. The numbers are those of `predict`.
 
     Args:

@@ -65,6 +65,9 @@ from pipeline.work import OVERRIDE, Work, own_terms
 LOCAL_GPU = LOCAL
 """Name of the device of this machine: its CUDA GPU, or its CPU if it has no CUDA GPU."""
 
+Names = str | Sequence[str]
+"""Names as Python gives them: separated by commas, or a list."""
+
 _METHODS = ("kernels", "overheads", "predict", "collect")
 """Sections that are fields of a question, as typed settings."""
 
@@ -315,7 +318,7 @@ def only(questions: Sequence[Question]) -> Question:
 
 
 def questions_of(
-    gpu: str | Sequence[str],
+    gpu: Names,
     model: str,
     options: Mapping[str, Any],
     completed: Completed | None = None,

@@ -25,7 +25,7 @@ from pipeline.answers.ties import PER_PRICE, THROUGHPUT, Tie, grid_ties
 from pipeline.paths import check_file
 from pipeline.prediction import ASKED, Prediction
 from pipeline.prices import Price, one_currency, price_notes
-from pipeline.question.question import LOCAL_GPU, Question
+from pipeline.question.question import LOCAL_GPU, Names, Question
 from pipeline.readable import (
     MOST_CARDS,
     distinct,
@@ -338,9 +338,7 @@ class Comparison:
         }
 
 
-def compare(
-    gpu: str | Sequence[str] = "V100", model: Any = USUAL_MODEL, **overrides: Any
-) -> Comparison:
+def compare(gpu: Names = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Comparison:
     """Predict several points side by side, as `steptime compare` does.
 
     Args:

@@ -7,7 +7,7 @@ depend on anything in the user's program, so its graph is not kept between calls
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, name_of, python_messages
 from pipeline.question.compose import Completed
-from pipeline.question.question import LOCAL_GPU, Question, questions_of
+from pipeline.question.question import LOCAL_GPU, Names, Question, questions_of
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
@@ -54,7 +54,7 @@ def shown_target(target: object) -> str:
 
 @contextmanager
 def questions_about(
-    gpu: str | Sequence[str],
+    gpu: Names,
     model: object,
     options: Mapping[str, Any],
     completed: Completed | None = None,
@@ -78,7 +78,7 @@ def questions_about(
 
 @contextmanager
 def _questions(
-    gpu: str | Sequence[str], model: object, options: Mapping[str, Any], completed: Completed | None
+    gpu: Names, model: object, options: Mapping[str, Any], completed: Completed | None
 ) -> Iterator[list[Question]]:
     others = dict(options)
     step = others.pop("step", None)
