@@ -141,8 +141,8 @@ PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12
 """Factors of the letters that people write behind a number."""
 
 
-def number_of(text: str) -> float:
-    """The number of a text such as `1281167`, `1,281,167`, `1.2M`, `300B`, `1e9` or `$20`.
+def number_of(text: str, option: str = "") -> float:
+    """The number of a text such as `1281167`, `1,281,167`, `1.2M`, `300B`, `1e9` or `$20`; an error names its option.
 
     Raises:
         InputError: the text is no number above 0.
@@ -151,7 +151,9 @@ def number_of(text: str) -> float:
     parts = re.fullmatch(rf"\$?({number}) ?([kKMGBT]?)", str(text).strip())
     value = float(parts[1].replace(",", "")) * PREFIXES[parts[2]] if parts else 0.0
     if not 0 < value < math.inf:
-        raise InputError(f"{text!r} is no number above 0: write for example 1281167, 1.2M or $20")
+        raise InputError(
+            f"{option}{text!r} is no number above 0: write for example 1281167, 1.2M or $20"
+        )
     return value
 
 

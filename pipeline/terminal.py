@@ -101,6 +101,8 @@ def run_app(app: typer.Typer) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=PLAIN_SIGNS)
     try:
+        if {"--json", "--csv"} <= set(sys.argv):
+            raise InputError("--json and --csv: give one of the two")
         code = app(prog_name="steptime", standalone_mode=False)
         if code == INTERRUPTED:  # newer typer turns the exception into this code
             _fail("interrupted", INTERRUPTED)
@@ -138,7 +140,8 @@ def run_app(app: typer.Typer) -> None:
         if not message():  # no arguments: the help was shown
             sys.exit(2)
         asked = getattr(getattr(error, "ctx", None), "command_path", "steptime")
-        _fail(f"{message()} ({_written_as_override(error, sys.argv) or f'{asked} --help'})", 2)
+        said = message().replace("Value error, ", "")  # newer typer checks values by pydantic
+        _fail(f"{said} ({_written_as_override(error, sys.argv) or f'{asked} --help'})", 2)
 
 
 def _written_as_override(error: Exception, words: Sequence[str]) -> str | None:

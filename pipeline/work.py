@@ -37,7 +37,8 @@ class Work:
         Raises:
             InputError: a text is no number, or epochs are given without what an epoch is.
         """
-        given = {key: number_of(value) for key, _, value in (text.partition("=") for text in texts)}
+        parts = (text.partition("=") for text in texts)
+        given = {key: number_of(value, f"{key}: ") for key, _, value in parts}
         if given and given.keys() <= {"epochs"}:
             raise InputError("epochs: give the samples or the tokens of an epoch, too")
         if len(given.keys() - {"epochs"}) > 1:
@@ -93,7 +94,7 @@ def own_prices(overrides: Sequence[str]) -> dict[str, float]:
     given = {}
     for text in overrides:
         name, _, value = text.lstrip("+").removeprefix(OVERRIDE).partition("=")
-        given[load_gpu(name).name] = number_of(value)
+        given[load_gpu(name).name] = number_of(value, f"{OVERRIDE}{name}: ")
     return given
 
 
@@ -110,5 +111,5 @@ def own_terms(
     work = [text for text in overrides if text.partition("=")[0] in keys]
     kwh = [text for text in overrides if text.startswith(ELECTRICITY)]
     others = [text for text in overrides if text not in (*paid, *work, *kwh)]
-    price = number_of(kwh[0].removeprefix(ELECTRICITY)) if kwh else 0.0
+    price = number_of(kwh[0].removeprefix(ELECTRICITY), "electricity: ") if kwh else 0.0
     return others, own_prices(paid), {"electricity": price, "work": Work.of(work)}

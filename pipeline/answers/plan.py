@@ -16,7 +16,7 @@ from pipeline.answers.plan_results import Limits, Objective, Plan
 from pipeline.answers.plan_search import OnProgress, Search
 from pipeline.errors import InputError
 from pipeline.question.layouts import layouts_of
-from pipeline.question.question import Question, expand
+from pipeline.question.question import Names, Question, expand
 from pipeline.readable import number_of, seconds
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
@@ -42,7 +42,10 @@ def read_limit(key: str, value: object) -> Any:
     try:
         return CONSTRAINTS[key][1](str(value))
     except ValueError:
-        raise InputError(f"{key}={value}: give a number") from None
+        kind = "whole number" if key == "global_batch" else "number"
+        raise InputError(f"{key}={value}: give a {kind}") from None
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from None
 
 
 def limits_of(given: Mapping[str, object]) -> Limits:
@@ -61,7 +64,7 @@ def space_of(overrides: Sequence[str], limits: Limits) -> list[Question]:
 
 def plan(
     objective: str,
-    gpu: str,
+    gpu: Names,
     model: object = USUAL_MODEL,
     *,
     samples: float | str | None = None,
@@ -76,7 +79,7 @@ def plan(
 
     Args:
         objective: a value of `Objective`.
-        gpu: names or aliases of GPUs, separated by commas.
+        gpu: names or aliases of GPUs, separated by commas, or a list of them.
         model: names of workloads, separated by commas, or a module or what makes one, as for `predict`.
         samples: samples of an epoch; "1.2M" is a number, too.
         memory_gib: largest memory need, GiB.
@@ -89,9 +92,17 @@ def plan(
     Raises:
         InputError: a name or value does not exist, or no point meets the constraints.
     """
-    epoch, paid = read_limit("samples", samples), read_limit("budget", budget)
-    limits = Limits(epoch, memory_gib, paid, deadline_s, global_batch, max_watts)
-    completed = partial(layouts_of, global_batch=global_batch)
+    limits = limits_of(
+        {
+            "samples": samples,
+            "memory": memory_gib,
+            "budget": budget,
+            "deadline": None if deadline_s is None else f"{deadline_s}s",
+            "global_batch": global_batch,
+            "max_watts": max_watts,
+        }
+    )
+    completed = partial(layouts_of, global_batch=limits.global_batch)
     with questions_about(gpu, model, overrides, completed) as questions:
         return make_plan(Objective.named(objective), questions, limits)
 

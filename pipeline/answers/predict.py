@@ -16,7 +16,7 @@ from pipeline.answers.engine import engine, in_order
 from pipeline.errors import SteptimeWarning, in_python
 from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, one_currency
-from pipeline.question.question import only
+from pipeline.question.question import Names, only
 from pipeline.work import WORK_KEYS
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
@@ -46,14 +46,14 @@ def predict(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Pr
     return prediction
 
 
-def predict_grid(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> pd.DataFrame:
+def predict_grid(gpu: Names = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> pd.DataFrame:
     """Predict every point of a grid. The numbers are those of `predict`.
 
     Args:
-        gpu: names or aliases of GPUs, separated by commas.
-        model: names of workloads, separated by commas, or your own model as for `predict`.
+        gpu: names or aliases of GPUs, separated by commas, or a list of them.
+        model: names of workloads, in the same way, or your own model as for `predict`.
         overrides: any other override, as for `predict`. Values separated by commas are a sweep, as in
-            `batch_size="32,64"`.
+            `batch_size="32,64"`; of `batch_size`, `devices`, `nodes`, `host` and `cluster` so is a list.
 
     Returns:
         A row per point, in the order of the sweep: the keys of `Prediction.as_dict`, then `overrides` and `unpredicted`.

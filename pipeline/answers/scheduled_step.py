@@ -363,7 +363,7 @@ def predict_scheduled(
         active_us=active,
         host_us=host_us,
         host_evidence=first.program.host_shares,
-        bound=max(bounds, key=lambda name: bounds[name]),
+        bound="host" if host_us >= step_us else max(bounds, key=lambda name: bounds[name]),
         several=several_gpus(ranks, moved, exposed),
         models_from=folders,
         stages=central.table if ranks.parallel.pp > 1 else None,

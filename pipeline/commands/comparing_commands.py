@@ -82,6 +82,7 @@ def compare(
     texts, results = split_results(overrides)
     texts += work_of(samples, epochs, tokens)
     check_file(page, "--page", ("html",))
+    check_file(out, "--out", ("parquet",))
     check_file(plot, "--plot")
     if out is not None and (sort, plot) != (None, None):
         raise InputError("--out writes rows as they are done: leave --sort and --plot away")

@@ -11,6 +11,7 @@ from pipeline.answers.kernel_commands import fit_command, predict_command
 from pipeline.completion import complete_gpu
 from pipeline.hardware.clusters import AUTO
 from pipeline.kernels.fit_gpu import FittedFamily
+from pipeline.paths import check_file
 from pipeline.readable import shares
 from pipeline.terminal import Json, catalogue, examples, print_json, working
 from pipeline.transfer.transfer_command import transfer_command
@@ -82,6 +83,7 @@ def kernels_predict(
     as_json: Json = False,
 ) -> None:
     """Predict the latency of every row of a table of calls."""
+    check_file(out, "--out", ("parquet",))
     facts = predict_command(gpu, models, source, out, probes, cluster)
     if as_json:
         print_json(facts)
@@ -113,6 +115,7 @@ def transfer(
     as_json: Json = False,
 ) -> None:
     """Scale latencies measured on one GPU to another."""
+    check_file(out, "--out", ("parquet",))
     facts = transfer_command(from_gpu, to_gpu, method, source, out, probes)
     if as_json:
         print_json(facts)

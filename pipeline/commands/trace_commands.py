@@ -118,7 +118,9 @@ def carried(path: Path, texts: Sequence[str]) -> Prediction:
         )
     step = tracked(path)
     gpu = named.pop("gpu", "") or step.origin.name
-    return step.to(gpu, **{key.removeprefix("gpu."): number_of(v) for key, v in named.items()})
+    return step.to(
+        gpu, **{key.removeprefix("gpu."): number_of(v, f"{key}: ") for key, v in named.items()}
+    )
 
 
 @app.command(epilog=examples("trace trace.json.gz --out events.parquet"))
@@ -129,6 +131,7 @@ def trace(
 ) -> None:
     """Convert a profiler trace into a table of linked events."""
     refuse_overwriting(out, trace)
+    check_file(out, "--out", ("parquet",))
     with working("reading the trace"):
         loaded = load_trace(trace)
     write_events(loaded, out, {"source": trace.name})

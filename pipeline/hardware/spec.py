@@ -234,6 +234,8 @@ _OPTIONAL = (
 )  # fmt: skip
 RUN_AT = ("power_limit_w", "clock_mhz")
 """Keys of how a card is run: options of every GPU, whether or not its file states them."""
+_TEXTS = ("name", "architecture", "aliases", "sources")
+"""Keys whose values are no numbers."""
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp64", "fp64_tensor")
 """Rates of arithmetic that a file may state."""
 _CONVERTED = {
@@ -273,6 +275,11 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
         raise ConfigError(f"{where}: {', '.join(missing)} is missing")
     if unknown := [str(key) for key in values if not is_known_key(key)]:
         raise ConfigError(f"{where}: unknown key {', '.join(map(repr, unknown))}")
+    for key in (key for key, value in values.items() if key not in _TEXTS and value is not None):
+        try:
+            float(values[key])
+        except (TypeError, ValueError):
+            raise ConfigError(f"{where}: {key}={values[key]!r} is no number") from None
     architecture, capability = str(values["architecture"]), float(values["compute_capability"])
     limits = stated_row(architecture, capability)
     per_sm: dict[str, Any] = {key: getattr(limits, key, None) for key in _PER_SM}

@@ -265,10 +265,11 @@ def _numbers(key: str, default: float) -> tuple[Callable[[Any], bool], str]:
         known = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not known or not math.isfinite(value) or (whole and value != int(value)):
             return False
-        return bool(value > 0) if least is None else bool(value >= least)
+        return bool(value > 0 if least is None else value >= least) and value <= option.most
 
     above = "above 0" if least is None else f"{least:g} or above"
-    return fits, f"a {'whole ' if whole else ''}number {above}"
+    below = f", at most {option.most:,g}" if option.most < math.inf else ""
+    return fits, f"a {'whole ' if whole else ''}number {above}{below}"
 
 
 def checked_batch_size(value: object) -> int:

@@ -28,7 +28,7 @@ NAMES = (*GROUPS, "host", "cluster", "experiment")
 """Options whose values are names of files, so that a pattern may stand for several."""
 
 SWEPT = (*GROUPS, "host", "cluster", "devices", "nodes", "batch_size")
-"""Options for which a list in the file of an experiment is a sweep."""
+"""Options for which a list in Python or in the file of an experiment is a sweep."""
 
 WORDS = (
     *SWEPT, "experiment", "overrides", "results",
@@ -111,20 +111,20 @@ def _experiment(named: str, below: tuple[Path, ...] = ()) -> dict[str, str]:
                     f"{file}: defaults: {entry}: write `override /GROUP: NAME` for one of"
                     f" {', '.join(GROUPS)}"
                 )
-            sweeps[group] = _sweep(group, value)
+            sweeps[group] = sweep(group, value)
     swept: Any = content.pop("hydra", None)
     for key in ("sweeper", "params"):
         swept = swept.get(key) if isinstance(swept, dict) else swept
     if not isinstance(swept or {}, dict):
         raise ConfigError(f"{file}: hydra.sweeper.params: write KEY: VALUE,VALUE in it")
     return sweeps | {
-        key: _sweep(key, value) for key, value in {**flatten(content), **(swept or {})}.items()
+        key: sweep(key, value) for key, value in {**flatten(content), **(swept or {})}.items()
     }
 
 
-def _sweep(key: str, value: Any) -> str:
-    """A value of an experiment as it is typed; a list is a sweep, but one list where the option itself is a list."""
-    swept = isinstance(value, list) and key in SWEPT
+def sweep(key: str, value: Any) -> str:
+    """A value of an experiment or of Python as it is typed; a list is a sweep, but one list where the option itself is a list."""
+    swept = isinstance(value, (list, tuple)) and key in SWEPT
     return ",".join(map(str, value)) if swept else written(value)
 
 

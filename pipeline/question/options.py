@@ -87,9 +87,14 @@ _WORKLOADS = {
     "compile": Option("true: the model is compiled by torch.compile; loss and optimizer are not"),
     "attention": Option("separate operators or one kernel", ("eager", "fused")),
     "seq_len": Option("tokens of a sequence; null: the most that the model takes", whole=True),
-    "dropout": Option("share of values that dropout sets to zero", least=0, whole=False),
+    "dropout": Option(
+        "share of values that dropout sets to zero", least=0, most=1, whole=False
+    ),
     "label_smoothing": Option(
-        "label smoothing of the loss; the papers and NVIDIA use 0.1", least=0, whole=False
+        "label smoothing of the loss; the papers and NVIDIA use 0.1",
+        least=0,
+        most=1,
+        whole=False,
     ),
     "shared_embedding": Option("true: one embedding for source, target and output layer"),
     "normalised_attention": Option("true: NVIDIA's, with a bias and a normalised weight vector"),

@@ -37,6 +37,7 @@ from pipeline.question.compose import (
     experiments,
     parse_grid,
     refuse_repeated,
+    sweep,
     with_names_of_today,
 )
 from pipeline.question.options import GROUPS, SECTION_KINDS
@@ -49,7 +50,6 @@ from pipeline.question.settings import (
     OverheadSettings,
     PredictSettings,
     plain,
-    written,
 )
 from pipeline.question.several_gpus import RANKS_KEYS, Ranks, unread_alone, with_exchange
 from pipeline.question.variants import (
@@ -64,6 +64,9 @@ from pipeline.work import OVERRIDE, Work, own_terms
 
 LOCAL_GPU = LOCAL
 """Name of the device of this machine: its CUDA GPU, or its CPU if it has no CUDA GPU."""
+
+Names = str | Sequence[str]
+"""Names as Python gives them: separated by commas, or a list."""
 
 _METHODS = ("kernels", "overheads", "predict", "collect")
 """Sections that are fields of a question, as typed settings."""
@@ -315,11 +318,14 @@ def only(questions: Sequence[Question]) -> Question:
 
 
 def questions_of(
-    gpu: str, model: str, options: Mapping[str, Any], completed: Completed | None = None
+    gpu: Names,
+    model: str,
+    options: Mapping[str, Any],
+    completed: Completed | None = None,
 ) -> list[Question]:
     """The questions that Python arguments describe: `model__embedding="sparse"` is the override `model.embedding=sparse`."""
     given = {"gpu": gpu, "model": model, **options}
-    texts = [f"{key.replace('__', '.')}={written(value)}" for key, value in given.items()]
+    texts = [f"{key.replace('__', '.')}={sweep(key, value)}" for key, value in given.items()]
     return expand(texts, completed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any
@@ -20,6 +21,7 @@ class Option:
         words: words that may stand in place of true, false or a number.
         example: a value, where no file gives a default.
         least: the least number; None where it must be above 0.
+        most: the largest number.
         whole: whether its numbers are whole; None: if that of its file or field is.
         each: whether one number may stand for a list of numbers, or a list for one number.
         remedy: what to know beside `values`.
@@ -30,6 +32,7 @@ class Option:
     words: tuple[str, ...] = ()
     example: str = ""
     least: float | None = None
+    most: float = math.inf
     whole: bool | None = None
     each: bool = False
     remedy: str = ""
@@ -93,7 +96,7 @@ class PredictSettings:
         0.0,
         least=0,
     )
-    draws: int = option("simulated draws for p10 to p90", 1024, least=10)
+    draws: int = option("simulated draws for p10 to p90", 1024, least=10, most=100_000)
     """With so many, p10 and p90 vary from seed to seed with a standard deviation of about 1 % of the step. With fewer than
     10, p10 and p90 are not distinct draws and mean nothing."""
     seed: int = option("seed of these draws", 0, least=0)

@@ -94,7 +94,9 @@ class ParallelSettings(DdpSettings, FsdpSettings, HybridSettings):
     cp: int = option("ranks that share the tokens of a sequence (context parallelism)", 1)
     pp: int = option("parts of the model in a pipeline", 1)
     virtual_stages: int = option("parts of the model on each stage (interleaved schedule)", 1)
-    micro_batches: int = option("forward and backward passes of a rank before one update", 1)
+    micro_batches: int = option(
+        "forward and backward passes of a rank before one update", 1, most=100_000
+    )
     overlap: bool = option("false: gradients are exchanged after the last backward pass", True)
     sequence: bool = option(
         "with tp: activations between products are split over tokens (sequence parallelism)", True

@@ -25,7 +25,7 @@ from pipeline.answers.ties import PER_PRICE, THROUGHPUT, Tie, grid_ties
 from pipeline.paths import check_file
 from pipeline.prediction import ASKED, Prediction
 from pipeline.prices import Price, one_currency, price_notes
-from pipeline.question.question import LOCAL_GPU, Question
+from pipeline.question.question import LOCAL_GPU, Names, Question
 from pipeline.readable import (
     MOST_CARDS,
     distinct,
@@ -338,11 +338,11 @@ class Comparison:
         }
 
 
-def compare(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Comparison:
+def compare(gpu: Names = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Comparison:
     """Predict several points side by side, as `steptime compare` does.
 
     Args:
-        gpu: names or aliases of GPUs, separated by commas.
+        gpu: names or aliases of GPUs, separated by commas, or a list of them.
         model: names of workloads, separated by commas, or your own model as for `predict`.
         overrides: any other override, as for `predict_grid`.
 

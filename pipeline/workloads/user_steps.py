@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, name_of, python_messages
 from pipeline.question.compose import Completed
-from pipeline.question.question import LOCAL_GPU, Question, questions_of
+from pipeline.question.question import LOCAL_GPU, Names, Question, questions_of
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
@@ -54,7 +54,10 @@ def shown_target(target: object) -> str:
 
 @contextmanager
 def questions_about(
-    gpu: str, model: object, options: Mapping[str, Any], completed: Completed | None = None
+    gpu: Names,
+    model: object,
+    options: Mapping[str, Any],
+    completed: Completed | None = None,
 ) -> Iterator[list[Question]]:
     """The questions that Python arguments describe; steps that are given as objects exist while the body runs.
 
@@ -75,11 +78,13 @@ def questions_about(
 
 @contextmanager
 def _questions(
-    gpu: str, model: object, options: Mapping[str, Any], completed: Completed | None
+    gpu: Names, model: object, options: Mapping[str, Any], completed: Completed | None
 ) -> Iterator[list[Question]]:
     others = dict(options)
     step = others.pop("step", None)
     parts = {key: others.pop(key) for key in PARTS if key in others}
+    if isinstance(model, (list, tuple)) and all(isinstance(name, str) for name in model):
+        model = ",".join(model)
     if isinstance(model, str) and step is None:
         if parts:
             raise ConfigError(

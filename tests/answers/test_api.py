@@ -41,6 +41,13 @@ def test_more_samples_take_no_less_host_time() -> None:
     assert host == sorted(host) and host[-1] < 1.1 * host[0]
 
 
+@pytest.mark.parametrize("of", [list, tuple])
+def test_a_list_in_python_is_a_sweep_where_the_option_is_no_list(of: type) -> None:
+    listed = compare(of(["V100", "T4"]), of(["dlrm_small", "dlrm_ddp"]), batch_size=of([64, 128]))
+    joined = compare("V100,T4", "dlrm_small,dlrm_ddp", batch_size="64,128")
+    assert listed.predictions == joined.predictions and len(listed.predictions) == 8
+
+
 def test_errors_from_python_name_options_as_arguments() -> None:
     """A dotted option of a message becomes an argument with a value that Python reads."""
     with pytest.raises(ConfigError, match='set model__dtype="bf16" or fp16'):

@@ -160,6 +160,21 @@ def test_wrong_words_are_refused(monkeypatch):
     assert "the space is empty" in str(empty.exception)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"memory_gib": "16GB"}, "memory=16GB: give a number"),
+        ({"max_watts": [1]}, r"max_watts=\[1\]: give a number"),
+        ({"global_batch": 2048.5}, "global_batch=2048.5: give a whole number"),
+        ({"samples": "many"}, "samples: 'many' is no number"),
+        ({"deadline_s": "soon"}, "deadline: 'soons' is no time"),
+    ],
+)
+def test_a_constraint_in_python_is_read_as_that_of_the_command(given, said):
+    with pytest.raises(InputError, match=said):
+        plan("step", "V100", "dlrm_small", **given)
+
+
 def test_the_figure_shows_the_front(predictions, tmp_path):
     chosen = make_plan(Objective.samples_per_s, list(predictions), Limits())
     save_as(plan_front(chosen), tmp_path / "plan.svg")

@@ -114,3 +114,12 @@ def test_a_plan_counts_samples_and_prices_of_all_gpus() -> None:
     assert best.us_per_sample == pytest.approx(best.prediction.predicted_us / (4 * 64))
     assert cheapest.best.cost_per_sample and best.cost_per_sample
     assert cheapest.best.cost_per_sample < best.cost_per_sample < 2 * cheapest.best.cost_per_sample
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_a_step_that_ends_with_its_host_is_bound_by_it_with_any_number_of_passes(
+    count: int,
+) -> None:
+    p = predict("V100", "dlrm_default", batch_size=512, parallel__micro_batches=count)
+    assert p.predicted_us == pytest.approx(p.host_us) and p.active_us < 0.8 * p.predicted_us
+    assert p.bound == "host"

@@ -124,6 +124,8 @@ def _figures(**changes: object) -> dict[str, object]:
         ({"architecture": "kepler"}, "kepler"),
         ({"measured_dram_gb_per_s": 900}, "measured_dram_gb_per_s"),
         ({"sources": 2147483648}, "sources"),
+        ({"power_limit_w": "300W"}, "power_limit_w='300W' is no number"),
+        ({"clock_mhz": ""}, "clock_mhz='' is no number"),
     ],
 )
 def test_implausible_or_incomplete_files_are_refused_by_name(

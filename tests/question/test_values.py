@@ -58,11 +58,19 @@ def test_a_figure_that_the_file_leaves_out_can_be_added() -> None:
         "model.rows=[10,-3]",
         "model.distribution=3",
         "gpu.sms={a:1}",
+        "predict.draws=1000000000",
+        "parallel.micro_batches=1000000000",
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_by_its_key(text: str) -> None:
     with pytest.raises(InputError, match=text.partition("=")[0].replace(".", r"\.")):
         expand(["gpu=V100", "model=dlrm_default", text])
+
+
+@pytest.mark.parametrize("text", ["model.dropout=5", "model.dropout=-0.1"])
+def test_a_share_lies_between_0_and_1(text: str) -> None:
+    with pytest.raises(InputError, match=r"model\.dropout=.*: give a number 0 or above, at most 1"):
+        expand(["gpu=V100", "model=gpt", text])
 
 
 @pytest.mark.parametrize("text", ["gauss", "zipf:abc", "zipf:nan", "zipf:0", "uniform:3"])

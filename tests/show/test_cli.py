@@ -52,10 +52,17 @@ from tests.predictions import predicted
             "overrides come before options of Snakemake: steptime run gpu=V100 --dry-run",
         ),
         (("predit",), "Did you mean 'predict'"),
+        (("predict", "price.V100=-2"), "price.V100: '-2' is no number above 0"),
+        (("predict", "electricity=abc"), "electricity: 'abc' is no number above 0"),
+        (("predict", "--samples", "3Q"), "samples: '3Q' is no number above 0"),
+        (("compare", "--out", "t.csv"), "--out t.csv: give a name that ends in .parquet"),
+        (("compare", "--out", "no/t.parquet"), "there is no folder no"),
+        (("compare", "--sort", "price"), "Invalid value for '--sort': 'price' is not one of"),
+        (("plan", "gpu=V100"), "'gpu=V100' is not one of 'step'"),
         (("replay", "nowhere.json"), "nowhere.json: no such file"),
         (("replay", "a.json", "--rank", "./a.json"), "given twice"),
         (
-            ("transfer", "--from", "V100", "--to", "T4", "--in", "\udcff", "--out", "x"),
+            ("transfer", "--from", "V100", "--to", "T4", "--in", "\udcff", "--out", "x.parquet"),
             "a name is not utf-8 text",
         ),
     ],
@@ -193,7 +200,9 @@ def test_a_results_folder_that_does_not_exist_is_refused(
     assert steptime(command, *given, f"results={tmp_path}")[0] == 0
 
 
-@pytest.mark.parametrize("words", [("predict", "gpu=V10"), ("compare", "--gpus", "V100")])
+@pytest.mark.parametrize(
+    "words", [("predict", "gpu=V10"), ("compare", "--gpus", "V100"), ("compare", "--csv")]
+)
 def test_errors_are_json_where_answers_would_be(words: tuple[str, ...], steptime: Steptime) -> None:
     code, out, err = steptime(*words, "--json")
     assert (code, err) == (2, f"steptime: {json.loads(out)['error']}\n")
