@@ -29,7 +29,7 @@ from pipeline.answers.step_prediction import (
 from pipeline.arrays import Array, Ints
 from pipeline.graph.device_calls import calls_table
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory, widened_gradients
-from pipeline.hardware.rank_layout import Groups
+from pipeline.hardware.rank_layout import EXCHANGE, Groups, is_wrapper
 from pipeline.hardware.stages import held_pieces, of_part
 from pipeline.question.question import Question
 from pipeline.question.several_gpus import Ranks
@@ -121,8 +121,12 @@ class Piece:
 
     def passes(self, is_layer: bool) -> dict[str, Program]:
         """Its passes. Of a middle layer, what stands outside the layer is left out."""
-        inside = np.array([LAYERS in str(module) for module in self.step.item_modules], bool)
-        return passes_of(self.program, inside[self.program.item] if is_layer else None)
+        modules, rows = [str(module) for module in self.step.item_modules], self.program.item
+        inside = (
+            np.array([LAYERS in module for module in modules], bool)[rows] if is_layer else None
+        )
+        exchanging = [module == EXCHANGE or is_wrapper(module) for module in modules]
+        return passes_of(self.program, inside, np.array(exchanging, bool)[rows])
 
     @cached_property
     def central_us(self) -> Array:

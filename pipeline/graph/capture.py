@@ -28,7 +28,12 @@ from pipeline.errors import (
     TraceError,
     collected_warnings,
 )
-from pipeline.graph.execution_trace import build_nodes, import_execution_trace, in_compiled_calls
+from pipeline.graph.execution_trace import (
+    build_nodes,
+    hooks_apart,
+    import_execution_trace,
+    in_compiled_calls,
+)
 from pipeline.graph.execution_trace_file import read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.step_modules import (
@@ -206,7 +211,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
         {**config, "dtype": "default"} if step.ignores_half_precision else config
     )
     nodes = build_nodes(prune(raw) if fake else prune_meta(raw), sequential=fake)
-    nodes = in_compiled_calls(normalise(nodes, config, fake))
+    nodes = in_compiled_calls(normalise(hooks_apart(nodes), config, fake))
     used = [str(step.config.get("optimizer", "sgd"))] * (len(others) < len(stepped)) + [
         type(one).__name__ for one in others
     ]

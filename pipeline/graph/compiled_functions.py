@@ -16,6 +16,7 @@ from pipeline.graph.execution_trace import AUTOGRAD
 from pipeline.graph.normalise import renumber
 from pipeline.graph.step_modules import AS_WRITTEN
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
+from pipeline.hardware.rank_layout import is_wrapper
 
 TRITON = "triton::"
 """Beginning of the names of fused kernels in a graph."""
@@ -34,9 +35,6 @@ HOST_READ = "aten::item"
 
 ADDS_UP = "AccumulateGrad"
 """Node of autograd that takes over or adds a gradient; it stays beside compiled code, with the exchange that it starts."""
-
-WRAPPER = "DistributedDataParallel"
-"""Beginning of the name of a module whose own operators send buffers, and are not compiled."""
 
 HOOK = "RegisterPostBackwardFunction"
 """Node of FSDP2 behind whose backward pass it scatters the gradients of a block."""
@@ -261,7 +259,7 @@ def _arithmetic(graph: Graph) -> float:
 
 def _exchanges(node: Node, name: str) -> bool:
     """Whether an operator of a module sends, gathers or waits for weights and buffers, which is not compiled with the module."""
-    of_wrapper = (node.module or "").rpartition(".")[2].startswith(WRAPPER)
+    of_wrapper = is_wrapper(node.module)
     if of_wrapper or name == "":
         return of_wrapper
     flat = (

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from pipeline.graph.table import (
     replaced_tensors,
     write_nodes,
 )
-from pipeline.hardware.rank_layout import COMPUTING_STREAM, FIRST_MARKED_STREAM
+from pipeline.hardware.rank_layout import COMPUTING_STREAM, EXCHANGE, FIRST_MARKED_STREAM
 
 USER_SCOPE = 7
 MODULE_MARK = re.compile(r"^## module (.*) ##$")
@@ -35,6 +36,12 @@ COMPILED = re.compile(r"(.*)@(\d+)")
 """The name in a mark within a call of compiled code: the module, and the number of the call."""
 NAMES_OUTSIDE = {"data": "inputs", "loss": "loss", "backward": "loss", "optimizer": "optimizer"}
 """What operators outside modules belong to, by phase."""
+ENDS = ("torch.distributed", "steptime_comm::wait", "aten::as_strided")
+"""Beginnings of the names of operators that end an exchange of gradients: outside modules, behind the backward pass."""
+ACCUMULATES, ADDITIONS = "torch::autograd::AccumulateGrad", ("aten::add", "aten::add_")
+"""Autograd's function that keeps a gradient, and how it adds one to it."""
+REDUCER = "torch::distributed::reducer"
+"""Beginning of the names of what the reducer of `DistributedDataParallel` does with a gradient."""
 BETWEEN = ("data", "optimizer")
 """Phases in which no module runs."""
 GRADIENTS_DELETED = "Optimizer.zero_grad"
@@ -225,8 +232,8 @@ def _set_module(
             under.module = module_of[LAST] = module_of[sequence]
         node.module = under.module
     else:
-        reduces = node.name.startswith("torch.distributed")  # the end of an exchange of gradients
-        node.module = "communication" if reduces else NAMES_OUTSIDE.get(node.phase)
+        ends = node.phase == "backward" and node.name.startswith(ENDS)
+        node.module = EXCHANGE if ends else NAMES_OUTSIDE.get(node.phase)
     if sequence >= 0:
         module_of[sequence] = node.module
 
@@ -238,6 +245,32 @@ def in_compiled_calls(nodes: list[Node]) -> list[Node]:
             node.module = inside[1] or NAMES_OUTSIDE.get(node.phase)
             node.attributes = {**node.attributes, "compiled": int(inside[2])}
     return nodes
+
+
+def hooks_apart(nodes: Sequence[Node]) -> list[Node]:
+    """The operators of a step; where a gradient is added to another, what the reducer does with the sum is one of its own.
+
+    Both are autograd's `AccumulateGrad`: host times are known of an addition, and of the reducer of `DistributedDataParallel`
+    that copies a gradient and may exchange a bucket, not of both together.
+    """
+    by_id = {node.node_id: node for node in nodes}
+    adding = {
+        by_id[node.parent_id].parent_id
+        for node in nodes
+        if node.name in ADDITIONS
+        and node.parent_id is not None
+        and by_id[node.parent_id].name == ACCUMULATES
+    }
+    fresh, apart = count(1 + max(by_id, default=0)), list[Node]()
+    hooks: dict[int | None, Node] = {}
+    for node in nodes:
+        above = node.parent_id
+        if above in adding and above not in hooks and node.name.startswith(REDUCER):
+            assert above is not None
+            hooks[above] = replace(by_id[above], node_id=next(fresh), module=EXCHANGE)
+            apart.append(hooks[above])
+        apart.append(replace(node, parent_id=hooks[above].node_id) if above in hooks else node)
+    return apart
 
 
 def _place(

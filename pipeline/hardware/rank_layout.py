@@ -23,8 +23,16 @@ COMPUTING_STREAM = 0
 FIRST_MARKED_STREAM = 20
 """Number of the first stream that a step makes itself (`pipeline.as_on_cuda.marked_streams`)."""
 
+EXCHANGE = "communication"
+"""Stands for the module of operators that exchange gradients."""
+
 CAPTURED_REPLICAS = 2
 """Replicas with which a step is captured that does not read their number: it depends on there being several."""
+
+
+def is_wrapper(module: str | None) -> bool:
+    """Whether a module is the one that PyTorch puts around a replica. Its own operators send buffers."""
+    return (module or "").rpartition(".")[2].startswith("DistributedDataParallel")
 
 
 class Groups(NamedTuple):

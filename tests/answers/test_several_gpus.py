@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from pipeline.answers.plan import plan
 from pipeline.answers.predict import predict
@@ -123,3 +124,19 @@ def test_a_step_that_ends_with_its_host_is_bound_by_it_with_any_number_of_passes
     p = predict("V100", "dlrm_default", batch_size=512, parallel__micro_batches=count)
     assert p.predicted_us == pytest.approx(p.host_us) and p.active_us < 0.8 * p.predicted_us
     assert p.bound == "host"
+
+
+def test_replicas_do_nothing_more_than_a_single_gpu_in_a_pass_that_exchanges_nothing() -> None:
+    """With `no_sync`, the reducer copies no gradient and sends no buffer but in one pass of a step."""
+    nn = torch.nn
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    given = {"model": net, "batch": (torch.ones(4, 8), torch.ones(4, 1)), "loss": nn.MSELoss()}
+    host_us = {}
+    for devices in (1, 2):
+        few, many = (
+            predict(GPU, devices=devices, parallel__micro_batches=count, **given)
+            for count in (2, 6)
+        )
+        assert many.bound == "host"
+        host_us[devices] = many.host_us - few.host_us
+    assert host_us[2] == pytest.approx(host_us[1], rel=1e-3)

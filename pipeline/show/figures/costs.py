@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Throughput, and throughput per cost, of each GPU relative to the first: two panels per workload.
 
