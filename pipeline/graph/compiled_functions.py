@@ -79,8 +79,8 @@ def spliced(graph: Graph, launches: Graph) -> Graph:
     if breaks != "0" and written - kept > MOST_LOST * written:
         raise InputError(
             f"model.compile=true: the compiler cannot follow the whole forward function, and"
-            f" {1 - kept / written:.0%} of the arithmetic is outside the parts that it can; leave it"
-            " out"
+            f" {1 - kept / written:.0%} of the arithmetic is outside the parts that it can; leave"
+            " it out"
         )
     return replace(
         step,

@@ -26,8 +26,8 @@ UNNAMED = "unknown"
 """Device of a trace that does not name its GPU."""
 
 PREDICT_INSTEAD = (
-    "predict the step with the shapes that it ran with, which needs no trace: steptime predict gpu=NAME"
-    " model=NAME batch_size=N, or predict(model=your_module, batch=...)"
+    "predict the step with the shapes that it ran with, which needs no trace: steptime predict"
+    " gpu=NAME model=NAME batch_size=N, or predict(model=your_module, batch=...)"
 )
 """What to do with a trace of a CPU alone, to know the step on a GPU."""
 
