@@ -15,10 +15,11 @@ import pandas as pd
 from pipeline.answers.arithmetic import product_flops
 from pipeline.arrays import Array, Flags
 from pipeline.errors import InputError
+from pipeline.hardware.rank_layout import COMMUNICATION
 from pipeline.prediction import Prediction
 
-COMMUNICATION, OUTSIDE = "communication", "outside modules"
-"""Rows of collectives, and of operators that belong to no module."""
+OUTSIDE = "outside modules"
+"""Row of operators that belong to no module; collectives have one of their own (`COMMUNICATION`)."""
 
 COLUMNS = (
     "module", "depth", "parameters", "forward_us", "backward_us", "active_us", "share", "flops",

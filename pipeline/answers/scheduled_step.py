@@ -29,7 +29,7 @@ from pipeline.answers.step_prediction import (
 from pipeline.arrays import Array, Ints
 from pipeline.graph.device_calls import calls_table
 from pipeline.graph.gpu_memory import needed_bytes, stage_memory, widened_gradients
-from pipeline.hardware.rank_layout import EXCHANGE, Groups, is_wrapper
+from pipeline.hardware.rank_layout import COMMUNICATION, Groups, is_wrapper
 from pipeline.hardware.stages import held_pieces, of_part
 from pipeline.question.question import Question
 from pipeline.question.several_gpus import Ranks
@@ -121,12 +121,15 @@ class Piece:
 
     def passes(self, is_layer: bool) -> dict[str, Program]:
         """Its passes. Of a middle layer, what stands outside the layer is left out."""
-        modules, rows = [str(module) for module in self.step.item_modules], self.program.item
-        inside = (
-            np.array([LAYERS in module for module in modules], bool)[rows] if is_layer else None
+        modules = [str(module) for module in self.step.item_modules]
+        inside, exchanging = (
+            np.array(flags, bool)[self.program.item]
+            for flags in (
+                [not is_layer or LAYERS in module for module in modules],
+                [module == COMMUNICATION or is_wrapper(module) for module in modules],
+            )
         )
-        exchanging = [module == EXCHANGE or is_wrapper(module) for module in modules]
-        return passes_of(self.program, inside, np.array(exchanging, bool)[rows])
+        return passes_of(self.program, inside, exchanging)
 
     @cached_property
     def central_us(self) -> Array:

@@ -10,7 +10,6 @@ A step's own `GradScaler` stays enabled too. It multiplies the loss, divides eve
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -32,7 +31,7 @@ from pipeline.as_on_cuda.torch_names import (
     has_kernel,
     tree_leaves,
 )
-from pipeline.errors import InputError, SteptimeWarning
+from pipeline.errors import InputError, warn
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -256,11 +255,9 @@ def own_scaler() -> AbstractContextManager[None]:
 
     def multiply(self: Any, outputs: Any) -> Any:
         if not (self.is_enabled() or hasattr(self, "made_in_capture") or torch.cuda.is_available()):
-            warnings.warn(
+            warn(
                 "GradScaler: it was made before the step, where PyTorch disables it without a GPU,"
-                " and is left out; make it in the step's function",
-                SteptimeWarning,
-                stacklevel=2,
+                " and is left out; make it in the step's function"
             )
         return scale(self, outputs)
 
@@ -282,7 +279,7 @@ def _lower_of_earlier(context: Any) -> torch.dtype | None:
                 f"{before} without a GPU; create it where it is entered, or in the function of"
                 " model.target"
             )
-        warnings.warn(f"{before}; it is taken as enabled", SteptimeWarning, stacklevel=2)
+        warn(f"{before}; it is taken as enabled")
         return lower
     return lower if context._enabled and lower in DTYPES.values() else None
 

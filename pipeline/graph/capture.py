@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
@@ -24,9 +23,9 @@ from pipeline.as_on_cuda.patches import stderr_silenced
 from pipeline.errors import (
     InputError,
     SteptimeError,
-    SteptimeWarning,
     TraceError,
     collected_warnings,
+    warn,
 )
 from pipeline.graph.execution_trace import (
     build_nodes,
@@ -158,9 +157,7 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> Recorded
                     else ""
                 )
                 of = shown_target(config.get("target")).removeprefix("model.target=")
-                warnings.warn(
-                    f"{name}: the step of {of} does not use it{use}", SteptimeWarning, stacklevel=2
-                )
+                warn(f"{name}: the step of {of} does not use it{use}")
         return recorded
 
 
@@ -219,7 +216,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     computed |= {"seq_len": str(step.seq_len)} if step.seq_len else {}
     if own:
         computed["compiled"] = AS_WRITTEN
-        warnings.warn(AS_WRITTEN, SteptimeWarning, stacklevel=2)
+        warn(AS_WRITTEN)
     return nodes, memory, held_parameters(paths), computed
 
 

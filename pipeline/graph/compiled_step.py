@@ -165,7 +165,7 @@ def traced(config: Mapping[str, Any], batch_size: int) -> Graph:
     alone = {key: value for key, value in as_written(config).items() if key not in EXCHANGE}
     plain = {**alone, "read_loss": "never", "accumulation": 1}
     device = one_gpu("meta") if config.get("architecture") == "custom" else nullcontext()
-    host = cuda_means_host()
+    host = cuda_means_host()  # made before the emulation, it calls PyTorch's own `__init__`
     with create_as_on_cuda(), host, device:
         step = make_step(plain, batch_size // int(config.get("accumulation") or 1), "meta")
     own = config["compile"] == OWN
@@ -224,12 +224,13 @@ def _begin(asked: Mapping[Any, str], backend: Any, found: Compiled) -> Callable[
         found.options |= {*options}
         compiler("_dynamo.config").assume_static_by_default = True  # also with `dynamic=True`
         optimizers, computes = updated_by(owner)
-        launches = [each for one in optimizers for each in update_of(one)]
+        updates = {one: update_of(one) for one in optimizers}
+        launches = [each for update in updates.values() for each in update]
         found.updates += [launches] * bool(launches)
         found.options |= {
             f"the compiled step of {type(one).__name__}"
-            for one in optimizers
-            if not (update_of(one) or one.defaults.get("fused"))
+            for one, update in updates.items()
+            if not (update or one.defaults.get("fused"))
         }
         if not computes or (asked and owner not in asked):
             return None

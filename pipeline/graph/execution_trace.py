@@ -27,7 +27,7 @@ from pipeline.graph.table import (
     replaced_tensors,
     write_nodes,
 )
-from pipeline.hardware.rank_layout import COMPUTING_STREAM, EXCHANGE, FIRST_MARKED_STREAM
+from pipeline.hardware.rank_layout import COMMUNICATION, COMPUTING_STREAM, FIRST_MARKED_STREAM
 
 USER_SCOPE = 7
 MODULE_MARK = re.compile(r"^## module (.*) ##$")
@@ -233,7 +233,7 @@ def _set_module(
         node.module = under.module
     else:
         ends = node.phase == "backward" and node.name.startswith(ENDS)
-        node.module = EXCHANGE if ends else NAMES_OUTSIDE.get(node.phase)
+        node.module = COMMUNICATION if ends else NAMES_OUTSIDE.get(node.phase)
     if sequence >= 0:
         module_of[sequence] = node.module
 
@@ -267,7 +267,7 @@ def hooks_apart(nodes: Sequence[Node]) -> list[Node]:
         above = node.parent_id
         if above in adding and above not in hooks and node.name.startswith(REDUCER):
             assert above is not None
-            hooks[above] = replace(by_id[above], node_id=next(fresh), module=EXCHANGE)
+            hooks[above] = replace(by_id[above], node_id=next(fresh), module=COMMUNICATION)
             apart.append(hooks[above])
         apart.append(replace(node, parent_id=hooks[above].node_id) if above in hooks else node)
     return apart

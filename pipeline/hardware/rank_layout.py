@@ -23,8 +23,8 @@ COMPUTING_STREAM = 0
 FIRST_MARKED_STREAM = 20
 """Number of the first stream that a step makes itself (`pipeline.as_on_cuda.marked_streams`)."""
 
-EXCHANGE = "communication"
-"""Stands for the module of operators that exchange gradients."""
+COMMUNICATION = "communication"
+"""Stands for the module of what exchanges between ranks and belongs to no module."""
 
 CAPTURED_REPLICAS = 2
 """Replicas with which a step is captured that does not read their number: it depends on there being several."""

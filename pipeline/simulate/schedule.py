@@ -64,17 +64,15 @@ class Pass:
         return Pass(self.host, self.alone + us, self.busy + us)
 
 
-def passes_of(
-    program: Program, inside: Flags | None = None, of_replicas: Flags | None = None
-) -> dict[str, Program]:
+def passes_of(program: Program, inside: Flags, exchanging: Flags) -> dict[str, Program]:
     """The program of each pass of a captured step of one micro-batch. That gradients are deleted belongs to the update.
 
     Replicas exchange gradients in the last backward pass alone (`DistributedDataParallel.no_sync`), and buffers once a step.
 
     Args:
         program: the step.
-        inside: rows that belong to forward and backward passes, shape (rows,); None: all.
-        of_replicas: rows in which replicas exchange, shape (rows,); None: no row but calls on the stream of replicas.
+        inside: rows that belong to forward and backward passes, shape (rows,).
+        exchanging: rows in which replicas exchange, shape (rows,), beside calls on the stream of replicas.
 
     Raises:
         ConfigError: the step has several updates.
@@ -88,16 +86,14 @@ def passes_of(
     if (phases[end:] == "backward").any():
         raise ConfigError("parallel.micro_batches: not with a step that updates weights twice")
     deletes = (phases == "optimizer") & (place < begin)
-    inside = np.ones(len(program), bool) if inside is None else inside
-    apart = np.zeros(len(program), bool) if of_replicas is None else of_replicas
     last = (place >= begin) & (place < end) & inside
     return {
-        FORWARD: only_rows(program, (place < begin) & ~deletes & ~apart & inside),
+        FORWARD: only_rows(program, (place < begin) & ~deletes & ~exchanging & inside),
         BACKWARD: without_calls(
-            only_rows(program, last & ~apart), _on_stream(program, stream_of("dp"))
+            only_rows(program, last & ~exchanging), _on_stream(program, stream_of("dp"))
         ),
         LAST_BACKWARD: only_rows(program, last),
-        UPDATE: only_rows(program, (place >= end) | deletes | (apart & (place < begin))),
+        UPDATE: only_rows(program, (place >= end) | deletes | (exchanging & (place < begin))),
     }
 
 
