@@ -49,6 +49,13 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(OWN_CACHE, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _left_out_of_collections() -> None:
+    """Collections of this module do not search what is there before it, such as the objects of PyTorch."""
+    gc.collect(1)
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
     random.seed(0)

@@ -21,24 +21,13 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from pipeline.as_on_cuda.fully_sharded import own_part
 from pipeline.as_on_cuda.patches import replaced
-from pipeline.as_on_cuda.shape_operators import WITHOUT_SHAPES, is_fake
+from pipeline.as_on_cuda.shape_operators import QUICK, WITHOUT_SHAPES, is_fake
 from pipeline.as_on_cuda.torch_names import (
     CAPTURABLE,
     DEVICE_LIST_MODULES,
     DEVICE_LISTS,
     has_kernel,
 )
-
-UPDATES_IN_PLACE = (
-    *(
-        f"{name}_.{kind}"
-        for name in ("add", "mul", "div")
-        for kind in ("Scalar", "List", "ScalarList")
-    ),
-    *(f"{name}_.{kind}" for name in ("addcmul", "addcdiv") for kind in ("Scalar", "ScalarList")),
-    "lerp_.Scalar",
-)
-"""Operators of optimizers over lists of tensors (`aten::_foreach_add_.Scalar`) that change their first list in place."""
 
 
 @contextmanager
@@ -134,17 +123,13 @@ def state_tensors(optimizers: Sequence[Optimizer]) -> list[Tensor]:
 
 @cache
 def _register_shapes() -> Any:
-    """Register shape functions of `UPDATES_IN_PLACE`, which make no new shape, and of operators that have none.
-
-    PyTorch's own functions for updates in place run as thousands of small operators, a third of the capture of a language
-    model. PyTorch 2.6 cannot replace them.
-    """
+    """Register shape functions of operators that have none, and `QUICK` ones; PyTorch 2.6 cannot replace its own."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name, shapes in WITHOUT_SHAPES.items():
         if has_kernel(f"aten::{name}", "CPU") and not has_kernel(f"aten::{name}", "Meta"):
             library.impl(name, shapes, "Meta")
     if "allow_override" in signature(torch.library.Library.impl).parameters:
         with warnings.catch_warnings(action="ignore"):  # the warning that functions are replaced
-            for name in UPDATES_IN_PLACE:
-                library.impl(f"_foreach_{name}", lambda *_, **__: None, "Meta", allow_override=True)
+            for name, shapes in QUICK.items():
+                library.impl(name, shapes, "Meta", allow_override=True)
     return library

@@ -70,6 +70,29 @@ def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> T
     return x.new_empty(minlength, dtype=torch.long if weights is None else weights.dtype)
 
 
+def _batch_norm(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    """The result, and mean and divisor of each channel, which the backward pass reads."""
+    kept = x.new_empty(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+    return torch.empty_like(x), kept, torch.empty_like(kept)
+
+
+def _batch_norm_backward(g: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> Any:
+    """Gradients of the input, and of weight and bias where they are asked for."""
+    of_channels = (x if weight is None else weight).new_empty(x.shape[1])
+    return torch.empty_like(x), *(
+        torch.empty_like(of_channels) if asked else None for asked in rest[-1][1:]
+    )
+
+
+def _layer_norm_backward(g: Tensor, x: Tensor, _: Any, *rest: Any) -> Any:
+    """Gradients of input, weight and bias where they are asked for."""
+    *_, weight, bias, mask = rest
+    return tuple(
+        None if each is None or not asked else each.new_empty(each.shape)
+        for each, asked in zip((x, weight, bias), mask, strict=True)
+    )
+
+
 def _like(place: int) -> Callable[..., Any]:
     """A shape function of an operator whose results all have the shape and dtype of one argument."""
 
@@ -102,3 +125,18 @@ WITHOUT_SHAPES: Mapping[str, Callable[..., Any]] = {
     },
 }
 """Operators of training steps without a shape function in PyTorch (2.6 to 2.13) -> a shape function."""
+
+QUICK: Mapping[str, Callable[..., Any]] = {
+    "native_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "native_layer_norm_backward": _layer_norm_backward,
+    **{
+        f"_foreach_{name}_.{kind}": _nothing
+        for name in ("add", "mul", "div", "addcmul", "addcdiv")
+        for kind in ("Scalar", "ScalarList")
+    },
+    **dict.fromkeys((f"_foreach_{name}_.List" for name in ("add", "mul", "div")), _nothing),
+    "_foreach_lerp_.Scalar": _nothing,
+}
+"""Operators whose own shape functions run tens or thousands of small operators: half of the capture of ResNet-50, a third of that
+of a language model -> a shape function."""

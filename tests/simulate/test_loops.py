@@ -95,7 +95,7 @@ def test_a_step_that_can_be_added_up() -> None:
 
 
 def test_a_wait_after_each_step_ends_the_overlap() -> None:
-    asked = {"gpu": "H100", "model": "resnet50", "batch_size": 24}
+    asked = {"gpu": "H100", "model": "dlrm_default", "batch_size": 3072}
     loop, apart, read = (
         predict(**asked, **option)
         for option in ({}, {"predict.wait_each_step": True}, {"model.read_loss": "at_end"})
