@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline import predict
+from pipeline.answers import advice as advising
 from pipeline.answers.advice import MIN_GAIN, Advice, Gain, Line, advice_for, advise
 from pipeline.answers.engine import engine
 from pipeline.answers.step_changes import CANDIDATES, applies, changed
@@ -16,6 +17,7 @@ from pipeline.answers.trace_advice import ChangeableStep, advise_trace, changes_
 from pipeline.cli import app
 from pipeline.errors import ConfigError
 from pipeline.question.question import ask, expand
+from pipeline.show.html_report import advised
 from tests.predictions import predicted
 from tests.simulate.programs import LAUNCH, SYNC, program, row
 
@@ -23,6 +25,19 @@ SLOW = [
     "gpu=V100", "model=dlrm_small", "batch_size=256", "predict.draws=128",
     "model.read_loss=before_backward", "model.foreach=false",
 ]  # fmt: skip
+TRIED = (
+    "model.read_loss=never", "model.foreach=true", "predict.cuda_graph=true", "model.dtype=fp16",
+    "edit.remove=aten::dropout",
+)  # fmt: skip
+FEW = [each for each in CANDIDATES if each.text in TRIED]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_candidates():
+    """One of each kind; each is a capture on top of each set of lines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(advising, "CANDIDATES", FEW)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +56,12 @@ def test_each_line_helps_on_top_of_the_lines_above(advice):
             and gain.p10 <= gain.share <= gain.p90
             and sum(line.evidence.values()) > 0.99
         )
+
+
+def test_a_report_has_the_first_line(advice):
+    said = advised([ask(SLOW)], [advice.before], engine().predict)
+    line = advice.lines[0]
+    assert said.command == line.command and f"{line.change} saves " in said.says
 
 
 def test_the_command_of_a_line_shows_its_gain(advice):
@@ -68,12 +89,6 @@ def test_advice_and_difference_state_one_gain_with_one_interval():
         (-gain.saved_p90_us, -gain.saved_p10_us)
     )
     assert gain.p10 < gain.share - 0.03 and gain.p90 > gain.share + 0.03
-
-
-def test_what_keeps_the_results_can_be_asked_for_alone():
-    found = advice_for(ask(SLOW), same_results=True)
-    assert found.lines and {line.changes_results for line in found.lines} == {"no"}
-    assert not any(line.change.startswith(("model.dtype", "edit.remove")) for line in found.lines)
 
 
 def test_what_cannot_apply_is_not_tried():
@@ -134,7 +149,7 @@ def test_advice_for_a_step_of_ones_own(tmp_path, monkeypatch):
     assert "predict.cuda_graph=true" in {line.change for line in found.lines}
 
 
-def test_the_command_prints_lines_or_json():
+def test_the_command_prints_lines_or_json_also_of_what_keeps_the_results(advice):
     runner = CliRunner()
     shown = runner.invoke(app, ["advise", *SLOW, "--same-results", "--all"])
     assert shown.exit_code == 0 and "steptime compare gpu=V100" in shown.output
@@ -144,6 +159,11 @@ def test_the_command_prints_lines_or_json():
     )
     assert printed["after"]["predicted_us"] < printed["before"]["predicted_us"]
     assert printed["before"]["host"] == "typical-2017"
+    kept, every = (
+        {line["change"] for line in (*each["lines"], *each["not_helping"])}
+        for each in (printed, advice.as_dict())
+    )
+    assert every - kept == {"model.dtype=fp16", "edit.remove=aten::dropout"}
 
 
 def test_the_lines_are_a_waterfall_that_adds_up_to_the_last_step():
@@ -193,7 +213,8 @@ def test_a_trace_gets_advice_on_its_launches_and_waits():
     assert "no dropout" not in {line.change for line in kept.lines}
 
 
-def test_advice_on_a_step_that_does_not_fit_says_what_does_and_its_cost():
+def test_advice_on_a_step_that_does_not_fit_says_what_does_and_its_cost(monkeypatch):
+    monkeypatch.setattr(advising, "CANDIDATES", ())  # beside those that save memory
     asked = "gpu=V100 gpu.memory_gib=2 model=dlrm_small batch_size=300000 predict.draws=64"
     advice = advice_for(ask(asked.split()))
     assert not advice.before.fits

@@ -18,16 +18,16 @@ RELATIVE = 1e-9
 
 GRIDS = [
     # packs, a GPU with the same chip, cross-GPU models; bf16 on GPUs that lack it
-    "gpu=V100,A100,RTX4090 model=dlrm_default,dcgan batch_size=16,48",
-    "gpu=V100,L4,H100 model=bert_large model.layers=2 batch_size=4 model.dtype=bf16",
+    "gpu=V100,A100,RTX4090 model=dlrm_default,dlrm_small batch_size=16,64",
+    "gpu=V100,L4,H100 model=bert_large model.layers=1 batch_size=128 model.dtype=bf16",
     # altered figures: each value is a GPU of its own
     "gpu=V100,L4 model=dlrm_default batch_size=16 gpu.dram_gb_per_s=700,1400",
     # other methods: formulas alone, a faster host, CUDA graphs, the published walk
-    "gpu=V100,T4 model=dlrm_default batch_size=64,2048 kernels=auto,roofline",
+    "gpu=V100,T4 model=dlrm_default batch_size=64 kernels=auto,roofline",
     "gpu=V100 model=dlrm_default overheads.host_scale=0.5,1 predict.cuda_graph=false,true",
     "gpu=V100 model=dlrm_default,dcgan predict.critical_path=published predict.draws=64",
     # too large for the GPU: the largest batch and the GPUs that hold it
-    "gpu=P4,T4 model=resnet50 batch_size=512",
+    "gpu=P4,T4 model=dcgan batch_size=16384",
 ]
 
 

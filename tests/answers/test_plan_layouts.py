@@ -60,7 +60,7 @@ def test_a_grid_leaves_out_layouts_that_do_not_divide_and_says_so() -> None:
 
 def test_samples_of_a_plan_are_those_of_all_replicas_and_micro_batches() -> None:
     given = "devices=4 parallel.tp=2 parallel.pp=1 parallel.micro_batches=2,4 batch_size=2"
-    words = [*SMALL, *given.split()]
+    words = [text.replace("layers=6", "layers=2") for text in (*SMALL, *given.split())]
     found = make_plan(Objective.samples_per_s, space_of(words, Limits()), Limits())
     for choice in found.contenders:
         p = choice.prediction

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline import predict
 from tests.commands import python
 
 POINTS = [("V100", "dlrm_default"), ("P100", "dcgan"), ("H100", "gnmt")]
@@ -21,7 +22,7 @@ SAME = 1e-3
 SCRIPT = """
 import json, sys
 from pipeline import predict
-found = [predict(gpu, model=model) for gpu, model in json.loads(sys.argv[1])]
+found = [predict(gpu, model=model, predict__draws=64) for gpu, model in json.loads(sys.argv[1])]
 print(json.dumps([[each.predicted_us, each.p10_us, each.p90_us] for each in found]))
 """
 
@@ -46,8 +47,11 @@ def predicted(folder: Path, **environment: str) -> list[list[float]]:
 
 
 @pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
-    return predicted(tmp_path_factory.mktemp("usual"))
+def usual() -> list[list[float]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPTIME_DATASETS", "none")
+        found = [predict(gpu, model=model, predict__draws=64) for gpu, model in POINTS]
+    return [[each.predicted_us, each.p10_us, each.p90_us] for each in found]
 
 
 @pytest.mark.parametrize(

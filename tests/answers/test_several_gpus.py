@@ -15,7 +15,7 @@ from pipeline.show.figures.scaling import scaling_table
 from pipeline.summary_rows import predictions_of, summary_row
 
 GPU = "A100-SXM4-80GB"
-MODEL = {"model": "dcgan", "batch_size": 64}
+MODEL = {"model": "dcgan", "batch_size": 64, "predict__draws": 64}
 
 
 def several(devices: int, **options: object) -> Prediction:
@@ -39,7 +39,7 @@ def test_an_exchange_that_is_not_known_makes_the_efficiency_uncertain() -> None:
     """Two cards with the same exchange, over switches that were measured and over a host that was not."""
     widths = {}
     for cluster in ("dgx-a100", "pcie4"):
-        options = {"batch_size": 256, "parallel__overlap": False, "predict__draws": 64}
+        options = {"batch_size": 256, "parallel__overlap": False}
         found = several(2, cluster=cluster, **options).several
         assert found is not None and found.efficiency_p10 and found.efficiency_p90
         widths[cluster] = found.efficiency_p90 - found.efficiency_p10
@@ -75,7 +75,9 @@ def test_what_is_exposed_is_a_part_of_the_communication_and_of_the_active_time()
 
 
 def test_a_slow_link_limits_a_step_and_half_the_bytes_shorten_it() -> None:
-    asked = {"model": "transformer", "model__layers": 1, "batch_size": 1}
+    nn = torch.nn
+    net = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(4)))
+    asked = {"model": net, "batch": (torch.ones(4, 2048),) * 2, "loss": nn.MSELoss()}
     asked |= {"gpu": "RTX4090", "devices": 8, "host": "typical-2020"}
     slow = predict(**asked, overheads__host_scale=0.1)  # type: ignore[arg-type]
     assert slow.bound == "communication" and "communication-bound" in str(slow)
@@ -108,7 +110,7 @@ def test_a_comparison_counts_the_price_of_all_gpus_and_draws_the_scaling() -> No
 
 
 def test_a_plan_counts_samples_and_prices_of_all_gpus() -> None:
-    space = {"gpu": GPU, "model": "dcgan", "batch_size": 64, "devices": "1,4"}
+    space = {"gpu": GPU, **MODEL, "devices": "1,4"}
     fastest, cheapest = (plan(name, **space) for name in ("samples_per_s", "samples_per_dollar"))  # type: ignore[arg-type]
     assert fastest.best.question.devices == 4 and cheapest.best.question.devices == 1
     best = fastest.best

@@ -18,7 +18,7 @@ from tests.commands import Steptime
 TABLES = [
     "gpu=A100-SXM4-80GB", "model=dlrm_default", "devices=4", "batch_size=4096",
     "model.rows=[4000000,4000000,1000,1000,50,3000000]", "model.lookups=[400,1,1,2,1,150]",
-    "model.tables=6", "predict.draws=64",
+    "model.tables=6", "model.bottom_mlp=[64]", "model.top_mlp=[64,1]", "predict.draws=64",
 ]  # fmt: skip
 HYBRID = [*TABLES, "parallel=hybrid"]
 

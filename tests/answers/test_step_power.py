@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from pipeline.answers.plan import plan
 from pipeline.answers.predict import predict
@@ -16,7 +17,7 @@ from pipeline.show.comparison_columns import energy_cells
 from pipeline.show.figures.energy import draw_energy, energy_table
 from pipeline.summary_rows import predictions_of, summary_row
 
-STEP = {"gpu": "V100", "model": "dcgan", "batch_size": 256}
+STEP = {"gpu": "V100", "model": "dcgan", "batch_size": 256, "predict__draws": 64}
 
 
 def under(**options: object) -> Prediction:
@@ -52,8 +53,8 @@ def test_energy_is_that_of_all_gpus_and_watts_are_of_one_and_a_node_has_them_and
     assert facts[1]["node_w"] == pytest.approx(2 * (facts[1]["mean_w"] + facts[1]["rest_w"]))
 
 
-HYBRID = {"gpu": "H100", "model": "dlrm_ddp", "batch_size": 16384}
-LAYERS = {"gpu": "H100", "model": "gpt", "model__layers": 4, "batch_size": 2}
+HYBRID = {"gpu": "H100", "model": "dlrm_ddp", "batch_size": 16384, "predict__draws": 64}
+LAYERS = {**HYBRID, "model": "gpt", "model__layers": 2, "batch_size": 2}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,10 @@ def test_a_step_that_is_put_together_has_energy_and_a_limit(options: dict[str, o
 
 
 def test_micro_batches_need_the_energy_of_as_many_steps() -> None:
-    step = {"model": "resnet50", "batch_size": 16}
+    nn = torch.nn
+    net = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+    batch = (torch.ones(8192, 1024),) * 2
+    step = {"model": net, "batch": batch, "loss": nn.MSELoss(), "batch_size": 8192}
     one, four = under(**step), under(**step, parallel__micro_batches=4)
     assert one.power and four.power
     assert four.power.joules == pytest.approx(4 * one.power.joules, rel=0.03)
@@ -128,14 +132,14 @@ def test_a_plan_finds_the_limit_of_least_energy_only_where_watts_were_measured()
 
 
 def test_watts_of_all_gpus_constrain_a_plan() -> None:
-    space = {"model": "dcgan", "batch_size": 256, "devices": 2, "gpu__power_limit_w": "125,200,250"}
-    found = plan("samples_per_s", "V100", max_watts=400, **space)
+    space = {**STEP, "devices": 2, "gpu__power_limit_w": "125,200,250"}
+    found = plan("samples_per_s", max_watts=400, **space)
     assert found.lost == {"over the watts": 1, "slower": 1}
     values = found.best.as_dict(None)
     assert 300 < 2 * values["mean_w"] <= 400
     assert values["samples_per_kwh"] == pytest.approx(3.6e6 / found.best.joules_per_sample)
     with pytest.raises(InputError, match=r"no point meets --max-watts; the nearest is V100 .* W, "):
-        plan("samples_per_s", "V100", max_watts=100, **space)
+        plan("samples_per_s", max_watts=100, **space)
 
 
 def test_electricity_counts_beside_the_rent_only_where_it_has_a_price() -> None:

@@ -102,7 +102,7 @@ def test_help_and_version_name_the_command(steptime: Steptime) -> None:
 def test_a_comparison_has_its_costs_in_the_users_currency_in_json_and_csv(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steptime: Steptime
 ) -> None:
-    words = ("compare", "gpu=V100,T4", "model=dlrm_small", "batch_size=64")
+    words = ("compare", "gpu=V100,T4", "model=dlrm_small", "batch_size=64", "predict.draws=10")
     entry = "  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my provider}\n"
     (tmp_path / "prices.yaml").write_text(f"currency: EUR\nprices:\n{entry}")
     monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))

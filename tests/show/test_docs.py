@@ -171,7 +171,8 @@ def options(words: list[str]) -> set[str]:
 
 def composes(overrides: list[str]) -> bool:
     """Whether Hydra knows every name; placeholders, and a user's own files, are left out."""
-    given = [each for each in overrides if not PLACEHOLDER.search(each) and "my_module" not in each]
+    few = [each.replace("glob(*)", "glob(V*)") for each in overrides]  # 0.2 s for each GPU
+    given = [each for each in few if not PLACEHOLDER.search(each) and "my_module" not in each]
     own = any("my_" in each or "my_module" in each for each in overrides)
     return own or not given or _points(tuple(given)) > 0
 

@@ -50,8 +50,8 @@ EXCEPT = {
 NIGHTLY = re.compile(
     r"^steptime (plan|kernels fit|advise gpu=A100)|glob\(|--models"
     r" models|--probes|model=gpt2_large|edit\."
-    r"|=resnet50,convnext|GPT2Config|devices=(64|1,2,4,8)|fp32,fp16"
-    r" --page|gpu.dram_gb_per_s=|bert_large model.dtype|regnet"
+    r"|=resnet50|--depth 4|P4000|model.layers=96|GPT2Config|devices=(64|1,2,4,8)"
+    r"|fp32,fp16 --page|gpu.dram_gb_per_s=|bert_large model.dtype|regnet"
     r"|compile=false,true|model=hstu .*uniform,full|ddp,fsdp|my_plan|round_robin,|plan_sharding\("
     r'|advise\(|predict_grid\(|="1,2,4,8"|mlflow\.pyfunc'
     r"|advise gpu=V100|gpu=V100,A100,T4 model=dlrm_default,resnet50|A100,L4,H100|diff --trace"

@@ -169,7 +169,7 @@ def test_compare_writes_the_page_with_other_hosts_and_names_it(tmp_path: Path) -
 
     page = tmp_path / "out.html"
     asked = ["compare", "gpu=V100", "model=dlrm_small", "model.embedding=dense", "batch_size=64"]
-    asked += ["devices=1,2"]
+    asked += ["devices=1,2", "predict.draws=10"]
     done = CliRunner().invoke(app, [*asked, "--page", str(page)])
     assert done.exit_code == 0 and f"page: {page}" in done.output.replace("\n", "")
     found = re.findall(

@@ -42,7 +42,7 @@ def log(folder: Path, name: str) -> None:
 def test_processes_that_log_first_at_once_share_one_database(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "mlflow"
     names = ["V100 gemm", "V100 bmm"]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # which need not import MLflow again
     processes = [context.Process(target=log, args=(folder, name)) for name in names]
     for process in processes:
         process.start()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.answers import advice
+from tests.answers.test_advice import FEW
 from tests.commands import Steptime
 from tests.simulate.test_trace_commands import steps
 
@@ -61,6 +63,7 @@ def test_no_line_is_longer_than_the_terminal(
 ) -> None:
     for name, value in {"COLUMNS": str(width), "FORCE_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(advice, "CANDIDATES", FEW)
     code, out, err = steptime(*command.format(**places).split())
     lines = re.sub(r"\x1b\[[\d;]*m", "", out).splitlines()
     assert code == 0, err

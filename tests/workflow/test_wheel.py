@@ -92,8 +92,11 @@ def test_an_installed_prediction_is_that_of_the_checkout(installed: Path, tmp_pa
     assert not list(tmp_path.iterdir()), "a prediction writes nothing"
 
 
-def test_the_pipeline_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
-    words = ("run", *POINT, "model.optimizer=adam", "--cores", "2")
+@pytest.mark.nightly
+def test_the_pipeline_runs_from_an_empty_folder_and_its_report_leaves_accuracy_out(
+    installed: Path, tmp_path: Path
+) -> None:
+    words = ("run", "all", "report", *POINT, "model.optimizer=adam", "--cores", "2")
     done = steptime(installed, tmp_path, *words)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "dlrm_small on V100, batch 64" in done.stdout
@@ -101,12 +104,6 @@ def test_the_pipeline_runs_from_an_empty_folder(installed: Path, tmp_path: Path)
     assert "optimizer-adam" in page.parts and "dlrm_small on V100, batch 64" in page.read_text(
         encoding="utf-8"
     )
-
-
-@pytest.mark.nightly
-def test_the_report_leaves_accuracy_out(installed: Path, tmp_path: Path) -> None:
-    done = steptime(installed, tmp_path, "run", "report", *POINT, "--cores", "2")
-    assert done.returncode == 0, done.stderr[-3000:]
     (page,) = (tmp_path / "results" / "reports").glob("*.html")
     text = page.read_text(encoding="utf-8")
     assert 'id="explore-data"' in text
