@@ -71,14 +71,6 @@ def _large_blocks_are_given_back() -> Iterator[None]:
         ctypes.CDLL(None).mallopt(mmap_max, default)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _lines_are_found_at_the_second_batch_size() -> None:
-    """As for large graphs: most tests ask for one batch size of a step, and a line takes three times its capture."""
-    from pipeline.graph import step_store
-
-    step_store.SMALL_GRAPH = 0
-
-
 @pytest.fixture(scope="session")
 def datasets() -> Path:
     """The folder of public measurements; tests that need it skip where there is none."""

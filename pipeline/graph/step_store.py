@@ -72,9 +72,6 @@ MODEL_PACKAGES = ("timm", "torchvision", "peft")
 GRAPH, LINE = "graph.parquet", "line.json"
 """Names of entries in the cache: a graph, and what is known of a workload's line over the batch size."""
 
-SMALL_GRAPH = 1000
-"""Operators of a graph up to which a workload is captured three times at once: that takes 0.1 s of CPU time each."""
-
 STEPS_IN_MEMORY = 16
 """Steps whose graphs and calls stay in memory. The largest take 10 MB each."""
 
@@ -263,7 +260,7 @@ def _computed_or_captured(config: Mapping[str, Any], batch_size: int) -> Graph:
     if type(state) is int and state != batch_size:
         first = find(GRAPH, graph_key(config, state), read_graph)
         state = _find_line(config, first) if first is not None else None
-    if isinstance(state, MemoryLine) and state.low < batch_size < state.high:
+    if isinstance(state, MemoryLine) and state.low <= batch_size <= state.high:
         try:
             return _line(
                 graph_key(config, state.low), graph_key(config, state.high), state, cache_dir()
@@ -272,10 +269,7 @@ def _computed_or_captured(config: Mapping[str, Any], batch_size: int) -> Graph:
             pass
     graph = capture(config, batch_size)
     if state is None:
-        if len(graph.table) <= SMALL_GRAPH:
-            _find_line(config, graph)
-        else:
-            _keep_state(config, batch_size)
+        _keep_state(config, batch_size)
     return graph
 
 

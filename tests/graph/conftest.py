@@ -1,5 +1,5 @@
-"""A fixture of the workloads' tests: a network that is captured fast."""
+"""Fixtures of the workloads' tests: networks that are captured fast, and steps that are captured once."""
 
-from tests.workloads.conftest import shallow
+from tests.workloads.conftest import no_line, shallow
 
-__all__ = ["shallow"]
+__all__ = ["no_line", "shallow"]

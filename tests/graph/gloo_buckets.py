@@ -10,8 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.graph.real_processes import run_as_rank
-
 
 class Tied(nn.Module):
     """A language model whose input and output embeddings are one weight, with a frozen position embedding."""
@@ -140,7 +138,3 @@ def exchanged(rank: int) -> dict[str, list[int]]:
             model.zero_grad()
         found[name] = sizes
     return found
-
-
-if __name__ == "__main__":
-    run_as_rank(exchanged)

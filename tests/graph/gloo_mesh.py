@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pipeline.as_on_cuda.functional_exchanges import OPERATORS
-from tests.graph.real_processes import run_as_rank
 
 NAMES = {
     **OPERATORS,
@@ -101,7 +100,3 @@ def main(rank: int) -> dict[str, list[tuple[str, int]]]:
                 train(model, torch.rand(2, 8, 64))
         found[plan] = seen.calls
     return found
-
-
-if __name__ == "__main__":
-    run_as_rank(main)

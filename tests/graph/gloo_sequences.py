@@ -11,7 +11,6 @@ from torch import Tensor
 from pipeline.question.table_plan import Placement, TablePlan
 from pipeline.workloads.dlrm_operators import LEARNING_RATE
 from pipeline.workloads.sequence_tables import SequenceTables
-from tests.graph.real_processes import run_as_rank
 
 ROWS, DIM, BATCH = [50, 20, 30], 8, 3
 LENGTHS = ([[4, 1, 2], [4, 1, 2], [1, 1, 1]], [[1, 1, 3], [1, 1, 3], [1, 1, 1]])
@@ -73,7 +72,3 @@ def main(rank: int) -> list[tuple[int, int]]:
             expected.append(whole[:, held(table, group.columns, rank)])
         torch.testing.assert_close(weight, torch.cat(expected))
     return seen
-
-
-if __name__ == "__main__":
-    run_as_rank(main)

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.as_on_cuda.fully_sharded import units
-from tests.graph.real_processes import run_as_rank
 
 NAMES = {
     "all_gather": ("all_gather_single", "all_gather_into_tensor"),
@@ -74,7 +73,3 @@ def main(rank: int) -> list[tuple[str, int]]:
         seen.clear()
         model(torch.rand(4, 33)).sum().backward()
     return seen
-
-
-if __name__ == "__main__":
-    run_as_rank(main)

@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.workloads.decoder_operators import Shards
 from pipeline.workloads.parallel_decoder import DecoderLayer
-from tests.graph.real_processes import run_as_rank
 from tests.workloads.tiny_decoder import tiny_sizes
 
 STAGES = 4
@@ -98,7 +97,3 @@ def main(rank: int) -> dict[int, list[tuple[Passes, Sends]]]:
         dist.all_gather_object(all_ranks, own)
         found[chunks] = all_ranks
     return found  # type: ignore[return-value]
-
-
-if __name__ == "__main__":
-    run_as_rank(main)

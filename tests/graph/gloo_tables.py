@@ -15,7 +15,6 @@ from pipeline.question.table_plan import Placement, TablePlan
 from pipeline.workloads import make_step
 from pipeline.workloads.dlrm import Dlrm
 from pipeline.workloads.training_step import Step
-from tests.graph.real_processes import run_as_rank
 
 ROWS, LOOKUPS, DIM, BATCH = [7, 50, 20, 4], [2, 1, 3, 1], 8, 6
 
@@ -149,7 +148,3 @@ def main(rank: int) -> dict[str, list[tuple[str, int, int]]]:
         torch.testing.assert_close(gradient, top_gradient, rtol=1e-4, atol=1e-6)
         found[name] = seen[3:]  # the first three: indices of the first step
     return found
-
-
-if __name__ == "__main__":
-    run_as_rank(main)

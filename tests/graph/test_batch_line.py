@@ -27,6 +27,9 @@ from pipeline.workloads.training_step import Step, host_empty
 from tests.commands import python
 from tests.workloads.small import LIKE_ANOTHER
 
+WITH_A_SIBLING = ("resnet50", "dlrm_dcnv2", "dlrm_open_source", "gnmt", "gpt", "opt_13")
+"""Workloads whose line another one has too, of the same builder or with options."""
+
 TINY = [
     "model=dlrm_small", "model.tables=2", "model.rows=100", "model.bottom_mlp=[4,8]", "model.dim=8",
     "model.top_mlp=[4,1]",
@@ -51,7 +54,6 @@ def same(one: Graph, other: Graph) -> bool:
 def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Batch sizes that were captured, in an empty cache."""
     monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(step_store, "SMALL_GRAPH", 1000)  # as it ships
     done: list[int] = []
     monkeypatch.setattr(
         step_store, "capture", lambda config, batch: done.append(batch) or capture(config, batch)
@@ -62,7 +64,7 @@ def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.nightly] * (name in (*LIKE_ANOTHER, "resnet50")))
+        pytest.param(name, marks=[pytest.mark.nightly] * (name in (*LIKE_ANOTHER, *WITH_A_SIBLING)))
         for name in choices("model")
         if name not in (*FREE_OPTIONS, "dlrm_nvidia", "hstu")  # captured for each batch size
     ],
@@ -104,7 +106,7 @@ def test_options_of_a_workload_too(words: str, captures: list[int]) -> None:
     "overrides",
     [
         (*TINY, "model.embedding=sparse"),
-        ("model=resnet50", "model.memory_format=channels_last"),
+        ("model=resnet50", "model.memory_format=channels_last", "model.mode=inference"),
         ("model=custom", "model.target=tests.graph.test_batch_line:usual_step"),
     ],
 )
@@ -121,9 +123,11 @@ def test_a_workload_without_proof_is_captured_at_each_size(
 def test_a_batch_of_one_and_sizes_beyond_the_line_are_captured(captures: list[int]) -> None:
     config = model(*TINY)
     captured(config, 8)
+    assert captures == [8]
+    captured(config, LOW)
     high = captures[-1]
     assert captures == [8, LOW, high]
-    for size in (1, high + 1, LOW, high, 100):
+    for size in (LOW, high, 1, high + 1, 100):
         assert same(captured(config, size), capture(config, size))
     assert captures == [8, LOW, high, 1, high + 1]
 
@@ -131,9 +135,11 @@ def test_a_batch_of_one_and_sizes_beyond_the_line_are_captured(captures: list[in
 def test_a_damaged_end_of_the_line_is_made_anew(captures: list[int], tmp_path: Path) -> None:
     config = model(*TINY)
     captured(config, 8)
+    captured(config, 9)
     for entry in (tmp_path / "cache").rglob("*.parquet"):
         entry.write_bytes(b"PAR1")
-    assert same(captured(config, 9), capture(config, 9)) and captures[-1] == 9
+    step_store._line.cache_clear()  # as in another process
+    assert same(captured(config, 10), capture(config, 10)) and captures[-1] == 10
 
 
 def step_of(forward: Any, config: Any, batch: int, device: str) -> Step:
@@ -175,6 +181,7 @@ def test_what_depends_on_the_batch_size_otherwise_is_found(
     config = {"name": "one layer", "architecture": "dlrm", "optimizer": "sgd"}
     assert same_at_any_batch(config) == proven
     captured(config, 32)
+    captured(config, 33)
     del captures[:]
     assert same(captured(config, 512), capture(config, 512))
     assert captures == ([] if computed else [512])
@@ -195,7 +202,8 @@ def test_another_batch_size_loads_no_pytorch_and_predicts_what_a_capture_does(
     def asked(batch: int) -> dict[str, Any]:
         return {"words": [*TINY, "predict.draws=16", f"batch_size={batch}"]}
 
-    exec(ASK, asked(2048))
+    for batch in (2047, 2048):
+        exec(ASK, asked(batch))
     code = "".join(f"words = {asked(batch)['words']}\n{ASK}\n" for batch in (2048, 3000))
     shown = python(f"{code}\nprint(numbers, 'torch' in sys.modules)").stdout
     monkeypatch.setenv("STEPTIME_CACHE", "none")

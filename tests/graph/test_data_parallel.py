@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -24,13 +19,17 @@ from pipeline.graph.device_calls import map_calls, stream_waits
 from pipeline.graph.table import Graph, Node, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.rank_layout import Layout, stream_of
-from pipeline.paths import project_dir
 from pipeline.question.question import ask
 from pipeline.question.several_gpus import DdpSettings
 from pipeline.workloads.training_step import Step
-from tests.graph.gloo_buckets import CASES
+from tests.graph.gloo_buckets import CASES, exchanged
+from tests.graph.real_processes import run_real
 
 GPU = "A100-SXM4-80GB"
+WORDS = (
+    "model=gpt2_large", "model.layers=1", "model.width=512", "model.heads=4", "model.seq_len=16",
+    "model.vocabulary=3000",
+)  # fmt: skip
 
 
 def asked(*words: str) -> tuple[Graph, pd.DataFrame]:
@@ -57,29 +56,10 @@ def captured_step(
     return nodes, map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
 
 
-def run_real(module: str, out: Path, ranks: int = 2) -> Any:
-    """What the first of real processes of a module, one a rank, writes to a file."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, (rank, port, out, ranks))],
-            cwd=project_dir(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    said = [rank.communicate(timeout=180)[1] for rank in running]
-    assert [rank.returncode for rank in running] == [0] * ranks, said
-    return ast.literal_eval(out.read_text())
-
-
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def real() -> Any:
     """Bytes of the buckets of two real processes, by case, in the order of their exchange."""
-    return run_real("tests.graph.gloo_buckets", tmp_path_factory.mktemp("gloo") / "buckets.txt")
+    return run_real(exchanged)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -91,6 +71,7 @@ def test_buckets_are_those_of_two_real_processes(name: str, real: dict[str, list
     assert len(real[name]) > 1, "one bucket proves no order"
 
 
+@pytest.mark.usefixtures("shallow")
 def test_the_exchange_overlaps_the_backward_pass_and_the_optimizer_waits_for_it() -> None:
     graph, calls = asked("model=resnet50")
     waits = stream_waits(graph.table, calls)
@@ -101,15 +82,19 @@ def test_the_exchange_overlaps_the_backward_pass_and_the_optimizer_waits_for_it(
     first_after = min(row for row, awaited in waits.items() if awaited == (reduced[-1],))
     update = calls.index[calls["phase"] == "optimizer"].min()
     assert reduced[-1] < first_after <= update
-    # 102 MB of gradients: ResNet-50 has 25.6 million weights
-    assert calls.loc[reduced, "bytes"].sum() == 4 * 25_557_032
+    assert calls.loc[reduced, "bytes"].sum() == graph.memory.gradients
     assert set(calls.loc[calls["family"] == "collective", "stream"]) == {stream_of("dp")}
 
 
-@pytest.mark.usefixtures("shallow")
 def test_a_shared_update_scatters_gradients_gathers_weights_and_divides_the_states() -> None:
     (plain, _), (graph, calls) = (
-        asked("model=resnet50", "model.optimizer=adam", "devices=4", f"parallel.zero={zero}")
+        asked(
+            *WORDS,
+            "model.seq_len=512",
+            "model.optimizer=adam",
+            "devices=4",
+            f"parallel.zero={zero}",
+        )
         for zero in ("false", "true")
     )
     whole, part = plain.memory, graph.memory
@@ -129,13 +114,12 @@ def test_a_shared_update_refuses_what_it_does_not_exchange(word: str) -> None:
         ask(["gpu=A100-SXM4-80GB", "model=resnet50", "devices=2", "parallel.zero=true", word])
 
 
-@pytest.mark.usefixtures("shallow")
 def test_buckets_cost_memory_unless_gradients_are_views_of_them() -> None:
     copied, views = (
-        asked("model=resnet50", f"parallel.gradient_as_bucket_view={each}")[0].memory.peak
+        asked(*WORDS, f"parallel.gradient_as_bucket_view={each}")[0].memory.peak
         for each in ("false", "true")
     )
-    alone = capture(ask(["model=resnet50"]).workload.plain(), 4).memory
+    alone = capture(ask([*WORDS]).workload.plain(), 4).memory
     assert copied - alone.peak == pytest.approx(alone.parameters, rel=0.02)
     assert views == pytest.approx(alone.peak, rel=0.12) and views < copied
 
@@ -145,7 +129,7 @@ def test_buckets_cost_memory_unless_gradients_are_views_of_them() -> None:
     [
         (("model=dlrm_small", "parallel.compression=bf16"), 0.5),
         (("model=dlrm_small", "parallel.compression=fp16"), 0.5),
-        (("model=timm", "model.name=test_resnet", "model.accumulation=2"), 1),
+        (("model=timm", "model.name=test_vit", "model.options.depth=1", "model.accumulation=2"), 1),
     ],
 )
 def test_gradients_are_exchanged_once_and_compressed_to_half(

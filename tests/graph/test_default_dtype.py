@@ -30,11 +30,12 @@ def test_convolutions_and_products(gpu: str, dtype: str, convolutions: str, prod
     assert found["conv2d_forward"] == {convolutions} and found["gemm"] == {products}
 
 
+@pytest.mark.usefixtures("no_line")
 def test_it_is_the_default_and_needs_no_note() -> None:
     assert ask(["gpu=A100", *SMALL]).workload["dtype"] == "default"
     assert ask(["gpu=A100", "model=resnet50", "model.dtype=default"]).variant == "default"
     plain, forced = (
-        predict("V100", "resnet50", batch_size=4, model__image_size=64, **options)
+        predict("V100", "dcgan", batch_size=4, model__width=4, **options)
         for options in ({}, {"model__dtype": "tf32"})
     )
     assert not plain.warnings and plain.as_dict()["dtype"] == "default"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -21,7 +20,7 @@ from pipeline.hardware.stages import order
 from pipeline.question.question import ask
 from pipeline.workloads.training_step import Step
 from tests.graph import gloo_mesh, gloo_stages
-from tests.graph.test_data_parallel import run_real
+from tests.graph.real_processes import run_real
 
 GPU = "A100-SXM4-80GB"
 
@@ -54,10 +53,8 @@ def collectives(calls: pd.DataFrame) -> list[tuple[str, int]]:
 
 
 @pytest.mark.nightly
-def test_sharded_and_shared_layers_exchange_what_four_real_processes_exchange(
-    tmp_path: Path,
-) -> None:
-    real = run_real("tests.graph.gloo_mesh", tmp_path / "seen.txt", 4)
+def test_sharded_and_shared_layers_exchange_what_four_real_processes_exchange() -> None:
+    real = run_real(gloo_mesh.main, 4)
     for plan in gloo_mesh.PLANS:
         answer = predict(GPU, step=shared_step(plan), batch_size=2, devices=4)
         assert answer.calls is not None
@@ -82,8 +79,8 @@ def test_operators_and_memory_of_shared_weights_are_those_of_one_rank() -> None:
 
 
 @pytest.mark.nightly
-def test_stages_pass_and_send_as_four_real_processes_do(tmp_path: Path) -> None:
-    real = run_real("tests.graph.gloo_stages", tmp_path / "seen.txt", 4)
+def test_stages_pass_and_send_as_four_real_processes_do() -> None:
+    real = run_real(gloo_stages.main, 4)
     stages, count = gloo_stages.STAGES, gloo_stages.MICRO_BATCHES
     words = (
         f"gpu={GPU} model=gpt devices={stages} parallel.pp={stages} parallel.micro_batches={count}"

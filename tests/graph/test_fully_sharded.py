@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -20,8 +19,8 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.rank_layout import Layout
 from pipeline.question.several_gpus import FsdpSettings
 from pipeline.workloads.training_step import Step
-from tests.graph.gloo_shards import Blocks
-from tests.graph.test_data_parallel import run_real
+from tests.graph.gloo_shards import Blocks, main
+from tests.graph.real_processes import run_real
 
 GPU = "A100-SXM4-80GB"
 
@@ -50,8 +49,8 @@ def exchanged(calls: pd.DataFrame) -> list[tuple[str, int]]:
 
 
 @pytest.mark.nightly
-def test_collectives_are_those_of_two_real_processes(tmp_path: Path) -> None:
-    real = run_real("tests.graph.gloo_shards", tmp_path / "seen.txt")
+def test_collectives_are_those_of_two_real_processes() -> None:
+    real = run_real(main)
     graph, calls = captured()
     assert exchanged(calls) == real
     assert [op for op, _ in real].count("all_gather") == 7  # blocks twice, the rest once

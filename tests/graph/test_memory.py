@@ -25,14 +25,14 @@ from pipeline.workloads import make_step
 from pipeline.workloads.training_step import Step, host_empty
 
 GPT = (
-    "model=gpt2_large model.layers=2 model.width=128 model.heads=4 model.seq_len=128 batch_size=4"
+    "model=gpt2_large model.layers=1 model.width=128 model.heads=4 model.seq_len=128 batch_size=4"
     " model.vocabulary="
 )
 SMALL = [
     GPT + "50000",
     "model=resnet50 model.image_size=64 batch_size=8",
     "model=dlrm_small model.rows=5000 batch_size=512",
-    "model=bert_large model.layers=2 model.width=128 model.heads=4 model.seq_len=64 batch_size=4",
+    "model=bert_large model.layers=1 model.width=128 model.heads=4 model.seq_len=64 batch_size=4",
     "model=transformer model.layers=1 model.width=64 model.heads=4 batch_size=4",
 ]
 
@@ -178,7 +178,7 @@ def test_usable_memory_is_what_pytorch_can_allocate(gpu: str, gib: float) -> Non
 
 def test_the_largest_batch_of_inference_is_one_that_a_gpu_holds() -> None:
     found = largest_batch(
-        ask(["gpu=H100", "model=bert_large", "model.layers=2", "model.mode=inference"]),
+        ask(["gpu=H100", "model=bert_large", "model.layers=1", "model.mode=inference"]),
         STEPS.memory_bytes,
     )
     assert found is not None and 100 < found < 10_000  # 13 million where inputs alone count

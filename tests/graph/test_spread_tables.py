@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,8 +11,9 @@ from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.table import Graph
 from pipeline.hardware.find_gpu import load_gpu
+from tests.graph import gloo_sequences, gloo_tables
 from tests.graph.gloo_tables import BATCH, DDP, DIM, LOOKUPS, PLANS, ROWS, config_of
-from tests.graph.test_data_parallel import run_real
+from tests.graph.real_processes import run_real
 
 OPS = {
     "all_to_all": "all_to_all_single",
@@ -38,9 +38,9 @@ def exchanged(calls: pd.DataFrame) -> list[tuple[str, int, int]]:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def real() -> Any:
     """What the first of two real processes exchanges; they check that their step is that of one process."""
-    return run_real("tests.graph.gloo_tables", tmp_path_factory.mktemp("gloo") / "tables.txt")
+    return run_real(gloo_tables.main)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -80,9 +80,9 @@ def test_indices_travel_beside_the_step_and_the_host_waits_for_their_sizes_alone
     assert indices["bytes_read"].tolist() == [4 * BATCH * 4, 4 * lookups]
 
 
-def test_rows_of_sequences_travel_by_their_lengths(tmp_path: Path) -> None:
+def test_rows_of_sequences_travel_by_their_lengths() -> None:
     """Two processes with 7 and 5 tokens: the first holds half of the columns of the second table, 4 of 8."""
-    seen = run_real("tests.graph.gloo_sequences", tmp_path / "seen.txt")
+    seen = run_real(gloo_sequences.main)
     sizes, lengths, indices, rows, gradients = seen
     assert sizes[0] == sizes[1]
     assert lengths == (4 * 3 * (1 + 3), 4 * 3 * 2)  # one table is its own, three are the other's

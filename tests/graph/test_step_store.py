@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import torch.distributed as dist
 
 from pipeline import user_cache
 from pipeline.answers import who_answers
@@ -22,8 +22,10 @@ from pipeline.graph.step_store import StepStore, captured, graph_key
 from pipeline.question import compose
 from pipeline.question.question import expand
 from pipeline.schemas import to_arrow
-from tests.commands import full_disk, python
+from tests.commands import full_disk
+from tests.graph.real_processes import run_real
 
+pytestmark = pytest.mark.usefixtures("no_line")
 TINY = [
     "model=dlrm_small", "model.tables=2", "model.rows=100", "model.bottom_mlp=[4,8]", "model.dim=8",
     "model.top_mlp=[4,1]",
@@ -40,12 +42,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache."""
     monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-@pytest.fixture(autouse=True)
-def no_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every batch size is captured (`test_batch_line.py` tests what is computed instead)."""
-    monkeypatch.setattr(step_store, "_may_have_line", lambda config: False)
 
 
 @pytest.fixture
@@ -159,15 +155,12 @@ def test_the_entries_that_were_not_used_for_longest_give_way(
 
 
 def test_processes_that_ask_at_once_agree(folder: Path) -> None:
-    source = (
-        "from pipeline.graph import step_store as store; from pipeline.question.question import"
-        " expand; store._may_have_line = lambda config: False;"
-        f" print(hash(store.captured(expand({TINY!r})[0].section('model'), 8).table.to_csv()))"
-    )
-    with ThreadPoolExecutor(2) as pool:
-        env = {**os.environ, "PYTHONHASHSEED": "0"}
-        found = {each.stdout for each in pool.map(lambda _: python(source, env=env), range(2))}
-    assert len(found) == 1 and found != {""}
+    def ask(rank: int) -> bool:
+        texts = ["", ""]
+        dist.all_gather_object(texts, captured(model(), 8).table.to_csv())
+        return texts[0] == texts[1] != ""
+
+    assert run_real(ask)
     suffixes = [path.suffix for path in folder.rglob("*") if path.is_file()]
     assert suffixes.count(".parquet") == 1 and set(suffixes) <= {".parquet", ".json"}
 

@@ -14,9 +14,9 @@ OPTIONS = {"batch": BATCH, "loss": nn.CrossEntropyLoss()}
 
 
 class Block(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(width, 512), nn.GELU(), nn.LayerNorm(512))
+        self.layers = nn.Sequential(nn.Linear(256, 512), nn.GELU())
         self.reads = False
 
     def forward(self, x):
@@ -27,7 +27,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.head = Block(256), Block(512), nn.Linear(512, 10)
+        self.first, self.second, self.head = Block(), nn.LayerNorm(512), nn.Linear(512, 10)
 
     def forward(self, x):
         return self.head(self.second(self.first(x)))
@@ -47,12 +47,11 @@ def test_a_compiled_model_is_predicted_as_with_the_option_and_stays_as_it_is() -
     assert prediction.title.startswith("Net on A100")
     assert set(vars(own)) == attributes and own._orig_mod is net
     assert all(one is other for one, other in zip(weights, net.parameters(), strict=True))
-    for model in (net, own):
-        asked = predict("A100", model=model, model__compile=True, **OPTIONS)
-        assert prediction.warnings == asked.warnings
-        assert prediction.asked["compiled"] == asked.asked["compiled"]
+    asked = predict("A100", model=net, model__compile=True, **OPTIONS)
+    assert prediction.warnings == asked.warnings
+    assert prediction.asked["compiled"] == asked.asked["compiled"]
     assert prediction.predicted_us == pytest.approx(asked.predicted_us, rel=1e-3)
-    assert {"Net.second.layers.0"} <= set(prediction.calls["module"].dropna())
+    assert {"Net.first.layers.0"} <= set(prediction.calls["module"].dropna())
     assert families(prediction, "backward").count("loss") == 1  # the loss is not compiled
 
 
@@ -61,7 +60,7 @@ def test_only_compiled_parts_of_a_model_are_compiled() -> None:
     net.first.compile()
     prediction = predict("A100", model=net, **OPTIONS)
     modules = prediction.calls.groupby("family")["module"].agg(set)
-    assert modules["layer_norm"] == {"Net.second.layers.2"}
+    assert modules["layer_norm"] == {"Net.second"}
     assert all(name.startswith("Net.first") for name in modules["fused"])
     assert net.first._compiled_call_impl is not None
 
@@ -84,12 +83,12 @@ def test_modules_that_the_compiler_leaves_out_count_as_written() -> None:
         def forward(self, x):
             return self.head(self.second(self.first(x)[:, None])[0][:, 0])
 
-    prediction = predict("A100", model=Recurrent(), model__compile=True, **OPTIONS)
+    prediction = predict("A100", model=torch.compile(Recurrent()), model__compile=True, **OPTIONS)
     assert families(prediction, "forward") == ["fused", "gemm", "gemm", "rnn"]
 
 
 def test_a_compiled_step_of_an_optimizer_is_one_pass_over_its_tensors() -> None:
-    net = Net()
+    net = nn.Linear(256, 10)
     optimizer = torch.optim.AdamW(net.parameters())
     optimizer.step = torch.compile(optimizer.step)
     prediction = predict("A100", model=torch.compile(net), optimizer=optimizer, **OPTIONS)
@@ -97,6 +96,7 @@ def test_a_compiled_step_of_an_optimizer_is_one_pass_over_its_tensors() -> None:
     size = sum(weight.nbytes for weight in net.parameters())
     columns = ["family", "bytes_read", "bytes_written"]
     assert calls[columns].values.tolist() == [["fused", 4 * size, 3 * size]]
+    assert not any("compiled step of" in text for text in prediction.warnings)
 
 
 def test_a_kernel_of_an_optimizer_has_at_most_250_operands() -> None:
@@ -116,11 +116,11 @@ def test_a_gpu_that_triton_does_not_know_runs_the_step_as_it_is_written() -> Non
     [
         torch.compile(nn.CrossEntropyLoss()),
         torch.compile(torch.compile(nn.CrossEntropyLoss())),
-        torch.compile(F.cross_entropy),
     ],
 )
 def test_a_compiled_loss_is_compiled_alone(loss) -> None:
-    prediction = predict("A100", model=Net(), batch=BATCH, loss=loss)
+    net = nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 10))
+    prediction = predict("A100", model=net, batch=BATCH, loss=loss)
     assert families(prediction, "loss") == ["fused", "fused"]
     backward = families(prediction, "backward")
     assert backward.count("fused") == 1 and {"layer_norm"} <= {*backward} and "loss" not in backward
@@ -144,8 +144,8 @@ def test_a_compiled_function_is_compiled_with_all_that_it_calls() -> None:
     step = {"batch": BATCH, "optimizer": optimizer, "procedure": procedure}
     with pytest.warns(SteptimeWarning, match="1 graph break"):  # at the backward pass
         prediction = predict("A100", model=net, **step)
-    assert families(prediction, "forward").count("layer_norm") == 2
-    assert families(prediction, "forward").count("fused") == 4
+    assert families(prediction, "forward").count("layer_norm") == 1
+    assert families(prediction, "forward").count("fused") == 3
     assert {*families(prediction, "backward")} == {"fused", "gemm"}
     assert families(prediction, "optimizer") == ["fused"]
 
@@ -153,36 +153,34 @@ def test_a_compiled_function_is_compiled_with_all_that_it_calls() -> None:
 def test_one_function_may_be_compiled_and_called_several_times_in_a_row() -> None:
     turn = torch.compile(lambda x: torch.cat((-x[:, 128:], x[:, :128]), 1))
 
-    class Turned(Net):
+    class Turned(nn.Linear):
         def forward(self, x):
             return super().forward(turn(x * 2) * turn(x * 3))
 
-    calls = predict("A100", model=Turned(), **OPTIONS).calls
+    calls = predict("A100", model=Turned(256, 10), **OPTIONS).calls
     assert calls.loc[calls["family"] == "fused", "phase"].tolist() == ["forward"] * 2
 
 
-@pytest.mark.parametrize(("kind", "named"), [("NAdam", True), ("Adam", False)])
-def test_an_optimizer_whose_compiled_step_is_not_known_is_named(kind: str, named: bool) -> None:
-    net = Net()
-    optimizer = getattr(torch.optim, kind)(net.parameters())
+def test_an_optimizer_whose_compiled_step_is_not_known_is_named() -> None:
+    net = nn.Linear(256, 10)
+    optimizer = torch.optim.NAdam(net.parameters())
     optimizer.step = torch.compile(optimizer.step)
     prediction = predict("A100", model=net, optimizer=optimizer, **OPTIONS)
-    said = f"torch.compile: predicted as without the compiled step of {kind}"
-    assert (said in prediction.warnings) == named
-    assert {*families(prediction, "optimizer")} == {"optimizer" if named else "fused"}
+    assert "torch.compile: predicted as without the compiled step of NAdam" in prediction.warnings
+    assert {*families(prediction, "optimizer")} == {"optimizer"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch leaves it on where there is a GPU")
 def test_decorators_of_autocast_cast_in_compiled_code_as_contexts_do() -> None:
     def make():
-        class Cast(Net):
+        class Cast(nn.Linear):
             @torch.autocast("cuda", dtype=torch.bfloat16)
             def forward(self, x):
                 return super().forward(x)
 
-        return torch.compile(Cast())
+        return torch.compile(Cast(256, 10))
 
-    class Context(Net):
+    class Context(nn.Linear):
         def forward(self, x):
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 return super().forward(x)
@@ -190,20 +188,18 @@ def test_decorators_of_autocast_cast_in_compiled_code_as_contexts_do() -> None:
     made = predict("A100", model=make, **OPTIONS)
     with pytest.warns(SteptimeWarning, match="created before the step"):
         before = predict("A100", model=make(), **OPTIONS)
-    context = predict("A100", model=torch.compile(Context()), **OPTIONS)
+    context = predict("A100", model=torch.compile(Context(256, 10)), **OPTIONS)
     assert made.asked["compiled"] == before.asked["compiled"] == context.asked["compiled"]
     assert made.predicted_us == before.predicted_us
 
 
 def test_modes_of_a_user_are_cuda_graphs_and_a_note() -> None:
-    def asked(**mode):
-        return predict("A100", model=torch.compile(Net(), **mode), **OPTIONS)
+    def asked(net, **mode):
+        return predict("A100", model=torch.compile(net, **mode), **OPTIONS)
 
-    usual, graphed = asked(dynamic=True, fullgraph=True), asked(mode="reduce-overhead")
-    twice = predict("A100", model=torch.compile(torch.compile(Net())), **OPTIONS)
-    assert twice.asked["compiled"] == usual.asked["compiled"]
-    assert twice.title == usual.title and twice.predicted_us == usual.predicted_us
+    usual = asked(torch.compile(Net()), dynamic=True, fullgraph=True)
+    with pytest.warns(SteptimeWarning, match=r"without coordinate_descent_tuning, max"):
+        graphed = asked(Net(), mode="max-autotune")
     assert graphed.asked["compiled"] == usual.asked["compiled"] + ", one CUDA graph"
     assert graphed.host_us < 0.9 * usual.host_us
-    with pytest.warns(SteptimeWarning, match=r"without coordinate_descent_tuning, max"):
-        assert asked(mode="max-autotune-no-cudagraphs").predicted_us == usual.predicted_us
+    assert graphed.active_us == pytest.approx(usual.active_us)

@@ -57,23 +57,26 @@ LIKE_ANOTHER = (
 )  # fmt: skip
 """Workloads whose options run through another's code; the tests try them only where they differ."""
 
-WITH_LOOPS_OF_THEIR_OWN = ("dlrm_ddp", "dcgan", "bert_large")
-"""One workload with a loss function, one with a procedure, one whose model gives the loss: what the loop's options touch.
-These try every value, the others one optimizer beside SGD and one dtype: all make their optimizer and casts in one place."""
+FIRST = "dlrm_ddp"
+"""The workload that tries every optimizer, dtype and lookup: all make them in one place, so the others try one of each."""
+
+WITH_LOOPS_OF_THEIR_OWN = (FIRST, "dcgan", "bert_large")
+"""One workload with a loss function, one with a procedure, one whose model gives the loss: what the loop's options touch."""
 
 
 def options_of(name):
     """(option, value) pairs that make sense for a workload, besides its defaults."""
-    found = [("mode", value) for value in ("train", "inference")]
     if name in LIKE_ANOTHER:
-        return found
-    config, own = config_of(name), name in WITH_LOOPS_OF_THEIR_OWN
-    optimizers = ("sgd", "adagrad", "adam", "none") if own else ("sgd", "adam")
-    found += [("optimizer", value) for value in optimizers if value != config["optimizer"]]
-    found += [("dtype", value) for value in (("tf32", "bf16", "fp16") if own else ("bf16",))]
-    if own:
+        return [("mode", "train")]
+    config, first = config_of(name), name == FIRST
+    found = [("mode", "inference")]
+    other = "sgd" if config["optimizer"] == "adam" else "adam"
+    found += [("optimizer", value) for value in (("adagrad", "adam") if first else (other,))]
+    found += [("dtype", value) for value in (("tf32", "bf16", "fp16") if first else ("bf16",))]
+    found += [("foreach", False)] * first
+    if name in WITH_LOOPS_OF_THEIR_OWN:
         found += [("copies", "pageable"), ("read_loss", "before_backward"), ("read_loss", "at_end")]
-        found += [("foreach", False), ("set_to_none", False)]
+        found += [("optimizer", "none"), ("set_to_none", False)]
     if "attention" in config:
         found += [("attention", "fused")]
     if "seq_len" in config:
@@ -81,7 +84,8 @@ def options_of(name):
     if "memory_format" in config:
         found += [("memory_format", "channels_last")]
     if "embedding" in config:
-        found += [("embedding", value) for value in ("fused", "joint_sparse", "sparse", "dense")]
+        kinds = ("fused", "joint_sparse", "sparse", "dense")
+        found += [("embedding", value) for value in (kinds if first else kinds[1:2])]
         found += [("interaction", "fused")]
     return found
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +13,9 @@ from pipeline.as_on_cuda.torchvision_operators import declare_torchvision_operat
 from pipeline.errors import ConfigError, InputError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.paths import project_dir
 from pipeline.question.question import ask
 from pipeline.workloads import make_step
 from pipeline.workloads.image_libraries import classification_loss
-from tests.commands import python
 from tests.workloads.small import config_of, known_calls, refusal, step_on_meta
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -60,16 +55,18 @@ class TestTimm:
 
     def test_checkpointing_computes_again_and_keeps_less(self) -> None:
         graphs = [
-            capture(config_of("timm", name="test_vit", checkpointing=on), 2) for on in (False, True)
+            capture(config_of("timm", name="test_vit", options={"depth": 2}, checkpointing=on), 2)
+            for on in (False, True)
         ]
         counts = [(map_calls(graph)["family"] == "attention").sum() for graph in graphs]
-        # forward and backward of 6 layers, and the forward pass once more
-        assert counts == [2 * 6, 3 * 6]
+        # forward and backward of 2 layers, and the forward pass once more
+        assert counts == [2 * 2, 3 * 2]
         assert graphs[1].memory.peak < graphs[0].memory.peak
 
     def test_an_accumulated_batch_has_one_update(self) -> None:
+        given: Any = {"name": "test_vit", "options": {"depth": 1}}
         whole, parts = (
-            map_calls(capture(config_of("timm", name="test_resnet", accumulation=n), 4))[
+            map_calls(capture(config_of("timm", accumulation=n, **given), 4))[
                 "phase"
             ].value_counts()
             for n in (1, 2)
@@ -84,18 +81,6 @@ class TestTimm:
     ) -> None:
         suggested = refusal(InputError, "timm", name=name).partition("did you mean ")[2]
         assert "'vit_base_patch16_224'" in suggested and "steptime models timm" in suggested
-
-
-def test_a_step_of_ones_own_may_import_a_library_whose_torchvision_is_for_cuda(
-    tmp_path: Path,
-) -> None:
-    if find_spec("timm") is None:
-        pytest.skip("timm is not installed")
-    (tmp_path / "mine.py").write_text("import timm\nraise ValueError(timm.is_model('resnet18'))")
-    code = "from pipeline import predict; predict('V100', 'custom', model__target='mine:make')"
-    environment = {**os.environ, "PYTHONPATH": str(project_dir())}
-    done = python(code, cwd=tmp_path, env=environment)
-    assert "mine cannot be imported: ValueError: True in mine.py, line 2" in done.stderr
 
 
 @pytest.mark.usefixtures("torchvision")
@@ -139,17 +124,6 @@ class TestTorchvision:
         before = [parameter.clone() for parameter in step.parameters()]
         step.run()
         assert not all(map(torch.equal, before, step.parameters()))
-
-
-def test_only_a_question_about_a_library_imports_it() -> None:
-    code = (
-        "import sys; from pipeline import predict; predict('V100', 'dlrm_small');"
-        " print(*sys.modules)"
-    )
-    done = python(code, check=True, cwd=project_dir())
-    assert not {"timm", "torchvision", "transformers", "peft"} & {
-        name.partition(".")[0] for name in done.stdout.split()
-    }
 
 
 def test_a_library_that_is_not_installed_is_one_line_with_the_command(

@@ -1,6 +1,7 @@
 """Every workload understands every override that makes sense for it, and each does what it says."""
 
 import json
+from functools import cache
 from itertools import product
 
 import pandas as pd
@@ -15,18 +16,18 @@ from pipeline.question.options import FREE_OPTIONS
 from pipeline.question.question import expand
 from tests.workloads.small import (
     SMALL,
-    config_of,
     options_of,
     small,
 )
 
-pytestmark = pytest.mark.usefixtures("shallow")
+pytestmark = pytest.mark.usefixtures("shallow", "no_line")
 STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "none": 0}
 
 
-def calls_of(config, batch_size=4):
-    """The calls of a step, all of known operators."""
-    graph = capture(config, batch_size)
+@cache
+def calls_of(name, batch_size=4, **changes):
+    """The memory and the calls of a small step, all of known operators; several tests ask for the same."""
+    graph = capture(small(name, **changes), batch_size)
     calls = map_calls(graph)
     assert unknown_operators(graph, calls) == {}
     return graph.memory, calls
@@ -44,7 +45,8 @@ def test_every_workload_of_the_zoo_is_tried():
 @pytest.mark.parametrize("name, option, value", CASES, ids=lambda item: str(item))
 def test_a_workload_understands_an_option(name, option, value):
     config = small(name, **{option: value})
-    memory, calls = calls_of(config)
+    many = {"batch_size": 1024} if option == "seq_len" else {}
+    memory, calls = calls_of(name, **{option: value}, **many)
     assert memory.parameters > 0 and memory.inputs > 0 and len(calls) > 5
     training, phases = config["mode"] == "train", set(calls["phase"])
     assert ("backward" in phases) == training and (training or "optimizer" not in phases)
@@ -65,10 +67,8 @@ def test_a_workload_understands_an_option(name, option, value):
         ops = set(calls.loc[calls["family"] == "embedding_backward", "op"])
         assert ops == {{"fused": "fused_sgd"}.get(value, value.removeprefix("joint_"))}
     if option == "seq_len":
-        short, longer = (
-            capture({**config, option: tokens}, 1024).memory.peak for tokens in (value, 2 * value)
-        )
-        assert longer > 1.3 * short  # of so many samples, activations take most
+        longer = capture({**config, option: 2 * value}, 1024).memory
+        assert longer.peak > 1.3 * memory.peak  # of so many samples, activations take most
 
 
 def calls_with(option):
@@ -81,7 +81,7 @@ def calls_with(option):
 @calls_with("attention")
 def test_fused_attention_has_the_sizes_and_the_mask_of_its_layers(name, value):
     config = small(name, attention=value)
-    _, calls = calls_of(config)
+    _, calls = calls_of(name, attention=value)
     fused = calls[calls["family"] == "attention"]
     masks = {json.loads(text)["causal"] for text in fused["attributes"]}
     assert masks == {"bert": {False}, "transformer": {True, False}}.get(
@@ -94,7 +94,7 @@ def test_fused_attention_has_the_sizes_and_the_mask_of_its_layers(name, value):
 
 def test_gradients_that_are_set_to_zero_are_a_few_more_calls():
     more, usual = (
-        calls_of(small("bert_large", **changes))[1]["phase"].isin(["optimizer", "zero_grad"]).sum()
+        calls_of("bert_large", **changes)[1]["phase"].isin(["optimizer", "zero_grad"]).sum()
         for changes in ({"set_to_none": False}, {})
     )
     assert usual < more < usual + 8
@@ -102,7 +102,7 @@ def test_gradients_that_are_set_to_zero_are_a_few_more_calls():
 
 @calls_with("read_loss")
 def test_a_loss_is_read_where_the_option_says(name, value):
-    _, calls = calls_of(small(name, read_loss=value))
+    _, calls = calls_of(name, read_loss=value)
     waits = calls[calls["blocking"]]
     done = set(calls.loc[: waits.index[0], "phase"])
     assert ("optimizer" in done) == (value == "at_end") or name == "dcgan"
@@ -113,9 +113,7 @@ def test_a_loss_is_read_where_the_option_says(name, value):
 
 @calls_with("memory_format")
 def test_channels_last_is_said_of_images_and_changes_nothing_else(name, value):
-    plain, calls = (
-        calls_of(small(name, memory_format=layout))[1] for layout in ("contiguous", value)
-    )
+    plain, calls = (calls_of(name, memory_format=layout)[1] for layout in ("contiguous", value))
     images = calls["family"].str.contains("^(?:batch_norm|pooling|conv2d)")
     assert calls.loc[images, "attributes"].eq('{"layout":"nhwc"}').all()
     assert not plain["attributes"].fillna("").str.contains("layout").any()
@@ -132,8 +130,8 @@ def test_channels_last_is_said_of_images_and_changes_nothing_else(name, value):
     ],
 )
 def test_tables_take_any_optimizer_by_any_lookup(embedding, optimizer):
-    config = config_of("dlrm_ddp", embedding=embedding, optimizer=optimizer, rows=1000)
-    memory, calls = calls_of(config, 64)
+    changes = {"embedding": embedding, "optimizer": optimizer, "rows": 1000}
+    memory, calls = calls_of("dlrm_ddp", 64, **changes)
     states = STATES[optimizer]
     assert memory.optimizer == states * (memory.parameters - 2 * 36 * 8)
     added = calls[(calls["phase"] == "optimizer") & (calls["op"] == "index_add")]
@@ -149,14 +147,14 @@ def test_tables_take_any_optimizer_by_any_lookup(embedding, optimizer):
 def test_a_fused_lookup_moves_its_optimizers_state_too():
     moved = []
     for optimizer in ("sgd", "adagrad", "adam"):
-        _, calls = calls_of(config_of("dlrm_default", optimizer=optimizer))
+        _, calls = calls_of("dlrm_default", optimizer=optimizer)
         moved.append(calls.loc[calls["family"] == "embedding_backward", "bytes_written"].sum())
     assert moved == pytest.approx([moved[0], 2 * moved[0], 3 * moved[0]])
 
 
 def test_reading_the_loss_costs_what_the_device_then_waits_for_the_host():
     never, before, at_end = (
-        predict(gpu="V100", model="dlrm_ddp", batch_size=2048, model__read_loss=read)
+        predict("V100", "dlrm_ddp", batch_size=2048, model__read_loss=read, predict__draws=10)
         for read in ("never", "before_backward", "at_end")
     )
     assert min(before.host_us, at_end.host_us) > never.host_us
@@ -166,7 +164,7 @@ def test_reading_the_loss_costs_what_the_device_then_waits_for_the_host():
 
 def test_copies_that_the_host_waits_for_hold_the_launches_up():
     plain, waiting = (
-        predict(gpu="A100", model="dlrm_default", batch_size=512, model__copies=copies)
+        predict("A100", "dlrm_ddp", batch_size=2048, model__copies=copies, predict__draws=10)
         for copies in ("pinned", "pageable")
     )
     copied = [each.families_us["memcpy_h2d"] for each in (plain, waiting)]
@@ -177,30 +175,30 @@ def test_copies_that_the_host_waits_for_hold_the_launches_up():
 @pytest.mark.parametrize("mode", ["train", "inference"])
 def test_a_batch_that_is_on_the_device_is_not_copied_and_takes_memory_for_the_whole_step(mode):
     (before, copied), (memory, there) = (
-        calls_of(small("resnet50", mode=mode, copies=copies)) for copies in ("pinned", "none")
+        calls_of("gpt", mode=mode, copies=copies) for copies in ("pinned", "none")
     )
     assert not (there["family"] == "memcpy_h2d").any()
     rest = copied[copied["phase"] != "data"]
     assert there["family"].tolist() == rest["family"].tolist()
-    assert memory.inputs == before.inputs == 4 * 3 * 32 * 32 * 4 + 4 * 8
+    assert memory.inputs == before.inputs == 2 * 4 * 8 * 8
     assert before.peak <= memory.peak <= before.peak + memory.inputs
 
 
-@pytest.mark.parametrize("optimizer", ["sgd_momentum", "adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_an_optimizer_that_goes_parameter_by_parameter_moves_the_same_bytes(optimizer):
     updates = []
     for foreach in (True, False):
-        _, calls = calls_of(small("resnet50", optimizer=optimizer, foreach=foreach))
+        _, calls = calls_of("gpt", optimizer=optimizer, foreach=foreach)
         updates.append(calls[calls["phase"] == "optimizer"][["bytes_read", "bytes_written"]])
     plain, each = updates
-    assert len(each) > 20 * len(plain)
+    assert len(each) > 10 * len(plain)
     assert each.sum(axis=None) == pytest.approx(plain.sum(axis=None), rel=0.5)
 
 
 @pytest.mark.parametrize("optimizer, lists", [("sgd", 2), ("sgd_momentum", 3), ("adamw", 4)])
 def test_a_fused_optimizer_updates_all_weights_in_one_pass(optimizer, lists):
     """It reads weights, gradients and states, and writes all of these but the gradients."""
-    memory, calls = calls_of(small("resnet50", optimizer=optimizer, foreach="fused"))
+    memory, calls = calls_of("dlrm_ddp", embedding="dense", optimizer=optimizer, foreach="fused")
     calls = calls.query("phase == 'optimizer' and op.str.startswith('fused')")
     weights = memory.gradients
     assert calls["bytes_read"].sum() == lists * weights

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 from torch import nn
 
 from pipeline.answers.engine import STEPS, Engine
@@ -23,8 +21,10 @@ from pipeline.question.question import Question, ask
 from pipeline.show.figures.figure_data import layout_families
 from pipeline.workloads.decoder_operators import Shards
 from pipeline.workloads.parallel_decoder import DecoderLayer
+from tests.graph.real_processes import run_real
 from tests.workloads.tiny_decoder import tiny_sizes
 
+pytestmark = pytest.mark.usefixtures("no_line")
 SMALL = (
     "gpu=A100-SXM4-80GB", "model.layers=4", "model.width=512", "model.heads=8",
     "model.seq_len=256", "model.vocabulary=1024", "batch_size=2",
@@ -80,16 +80,8 @@ def test_a_layer_exchanges_what_megatron_exchanges(
     assert (table[["stream", "ranks", "nodes"]] == [2, 2, 1]).all(axis=None)
 
 
-def _ranks_agree(rank: int, place: str) -> None:
-    """One of two real processes: a layer that is split computes what the whole layer computes."""
-    os.environ |= {"MASTER_ADDR": "localhost", "GLOO_SOCKET_IFNAME": "lo"}
-    dist.init_process_group("gloo", f"file://{place}", rank=rank, world_size=2)
-    for sequence in (False, True):
-        _layer_agrees(rank, sequence)
-    dist.destroy_process_group()
-
-
-def _layer_agrees(rank: int, sequence: bool) -> None:
+def _layer_agrees(sequence: bool, rank: int) -> None:
+    """In one of two real processes: a layer that is split computes what the whole layer computes."""
     torch.manual_seed(0)
     whole = DecoderLayer(tiny_sizes(Shards()))
     for weight in whole.parameters():
@@ -115,25 +107,26 @@ def _layer_agrees(rank: int, sequence: bool) -> None:
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="PyTorch was built without gloo")
-def test_ranks_that_share_a_layer_compute_what_one_does(tmp_path: Path) -> None:
-    processes.spawn(_ranks_agree, (str(tmp_path / "store"),), nprocs=2)
+@pytest.mark.parametrize("sequence", [False, True])
+def test_ranks_that_share_a_layer_compute_what_one_does(sequence: bool) -> None:
+    run_real(partial(_layer_agrees, sequence))
 
 
 def test_timelines_and_figures_show_the_stages_of_a_pipeline() -> None:
     answer = Engine().predict_one(
-        question("devices=4", "parallel.pp=4", "parallel.micro_batches=6")
+        question("devices=2", "parallel.pp=2", "parallel.micro_batches=3")
     )
     rows = [e["args"]["name"] for e in answer.other_rank if e["name"] == "thread_name"]
-    assert [row.partition(",")[0] for row in rows] == [f"stage {n}" for n in range(4)]
+    assert [row.partition(",")[0] for row in rows] == [f"stage {n}" for n in range(2)]
     names = [e["name"] for e in answer.other_rank]
-    assert sum(name.startswith("backward of micro-batch") for name in names) == 4 * 6
+    assert sum(name.startswith("backward of micro-batch") for name in names) == 2 * 3
     axes = answer.whole().plot("stages").axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == rows
     with pytest.raises(InputError, match="no pipeline"):
         answered("devices=2").plot("stages")
-    found = [answered("devices=4", f"parallel.tp={tp}") for tp in (1, 4)]  # other layouts, by parts
+    found = [answered("devices=2", f"parallel.tp={tp}") for tp in (1, 2)]  # other layouts, by parts
     times = layout_families(found).groupby("gpu")["device_us"].sum()
-    expected = {"dp 4": found[0].predicted_us, "dp 1, tp 4": found[1].predicted_us}
+    expected = {"dp 2": found[0].predicted_us, "dp 1, tp 2": found[1].predicted_us}
     assert times.to_dict() == pytest.approx(expected, rel=1e-3)
 
 
@@ -228,6 +221,7 @@ def test_models_that_are_not_written_for_it_are_refused_with_what_is() -> None:
         ask(["gpu=A100", "model=resnet50", "devices=8", "parallel.tp=2"])
 
 
+@pytest.mark.usefixtures("shallow")
 def test_any_model_has_micro_batches() -> None:
     one, four = (
         next(

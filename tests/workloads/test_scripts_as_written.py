@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -14,7 +13,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from pipeline.errors import InputError, SteptimeWarning
 from steptime import Step, compare, predict
-from tests.commands import python
 
 pytestmark = pytest.mark.filterwarnings("ignore::pipeline.errors.SteptimeWarning")
 
@@ -150,23 +148,3 @@ def test_a_step_that_reads_the_gpu_is_captured_for_each() -> None:
     step = step_of(forward, mode="inference")
     found = compare("V100,A100,T4", step=step, batch_size=32).predictions
     assert ["gemm" in p.families_us for p in found] == [p.gpu.startswith("A100") for p in found]
-
-
-def test_fully_shard_is_left_out_where_the_step_imports_it_first(tmp_path: Path) -> None:
-    """In a process of its own: here PyTorch's module is loaded already."""
-    (tmp_path / "late.py").write_text(
-        "import torch\nfrom torch import nn\nfrom steptime import Step\n\n"
-        "def step(config, batch_size, device):\n"
-        "    from torch.distributed.fsdp import fully_shard\n"
-        "    model = fully_shard(nn.Linear(8, 8).cuda())\n"
-        "    x = (torch.rand(batch_size, 8),)\n"
-        "    return Step([model], [x], lambda x: model(x).sum(), None, device, config)\n"
-    )
-    asked = (
-        "import sys\nassert 'torch.distributed.fsdp' not in sys.modules\n"
-        "from steptime import predict\n"
-        "p = predict('V100', 'custom', model__target='late:step', batch_size=8)\n"
-        "assert p.warnings[0].startswith('fully_shard: the step of one GPU'), p.warnings"
-    )
-    run = python(asked, cwd=tmp_path)
-    assert run.returncode == 0, run.stderr

@@ -40,10 +40,14 @@ def counted(name: str, **changes: object) -> tuple[pd.Series, pd.Series]:
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("resnet50", {"dtype": "fp16", "memory_format": "channels_last"}),
         ("resnet50", {"mode": "inference"}),
         ("inception_v3", {"mode": "inference"}),
         pytest.param("resnet50", {}, marks=pytest.mark.nightly),
+        pytest.param(
+            "resnet50",
+            {"dtype": "fp16", "memory_format": "channels_last"},
+            marks=pytest.mark.nightly,
+        ),
         pytest.param("inception_v3", {}, marks=pytest.mark.nightly),
         pytest.param(
             "inception_v3",

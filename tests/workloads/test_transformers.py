@@ -112,7 +112,6 @@ def calls(graph: Graph) -> Counter[tuple[str, ...]]:
     ("attention", "dtype", "precision", "mode"),
     [
         ("eager", "fp16", "autocast", "train"),
-        ("fused", "fp16", "autocast", "train"),
         ("eager", "fp16", "autocast", "inference"),
         ("fused", "bf16", "pure", "train"),
     ],

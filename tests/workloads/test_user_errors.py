@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import traceback
 
 import pytest
@@ -13,6 +11,7 @@ from pipeline.errors import InputError
 from pipeline.graph.capture import capture
 from pipeline.question.question import expand
 from pipeline.workloads.user_errors import place_in_user_code
+from tests.commands import Steptime
 from tests.workloads.small import written_module
 
 MODULE = """
@@ -101,12 +100,11 @@ def test_mistakes_of_a_step_get_their_remedy(function: str, option: str, says: s
     assert "without a GPU" not in str(error.value), "CUDA raises these errors too"
 
 
-def test_what_a_step_prints_is_no_part_of_a_json_answer() -> None:
+def test_what_a_step_prints_is_no_part_of_a_json_answer(steptime: Steptime) -> None:
     given = ["gpu=V100", "model=custom", "model.target=my_faults:noisy", "batch_size=4"]
-    command = [sys.executable, "-m", "pipeline", "predict", "--json", *given]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["batch_size"] == 4
-    assert "building" in done.stderr and "running" in done.stderr
+    code, out, errors = steptime("predict", "--json", *given)
+    assert code == 0 and json.loads(out)["batch_size"] == 4
+    assert "building" in errors and "running" in errors
 
 
 @pytest.mark.parametrize(

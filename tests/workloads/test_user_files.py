@@ -8,7 +8,6 @@ import pytest
 
 from pipeline.paths import project_dir
 from pipeline.workloads.workload_files import file_digests
-from tests.commands import python
 
 
 @pytest.fixture
@@ -74,32 +73,3 @@ def test_nothing_is_imported_and_what_is_missing_is_left_to_the_builder(folder: 
     assert file_digests({"target": "no_such_module:make_step"}) == {}
     assert file_digests({"target": ":make_step", "table_configs": "missing.json"}) == {}
     assert file_digests({"name": "dlrm_default"}) == {}
-
-
-def test_a_file_of_the_current_folder_does_not_stand_in_for_a_library(tmp_path: Path) -> None:
-    """In a process of its own, whose first prediction imports libraries after the user's module."""
-    ran = "open('ran', 'a').write(__name__)\nraise RuntimeError('this file is not the library')\n"
-    for name in ("json", "yaml", "decimal", "scipy", "torchvision", "lightgbm"):
-        (tmp_path / f"{name}.py").write_text(ran)
-    (tmp_path / "sizes_of_mine.py").write_text("WIDTH = 8\n")
-    (tmp_path / "step_of_mine.py").write_text(
-        "import json, decimal, yaml\n"
-        "import torch\n"
-        "from pipeline.workloads.training_step import Step\n"
-        "def make_step(config, batch_size, device):\n"
-        "    from sizes_of_mine import WIDTH\n"  # a sibling, imported late
-        "    layer = torch.nn.Linear(WIDTH, WIDTH, device=device)\n"
-        "    inputs = (torch.rand(batch_size, WIDTH),)\n"
-        "    return Step([layer], [inputs], layer, lambda y, *_: y.sum(), device, config)\n"
-    )
-    script = (
-        "import sys; sys.path[:] = [p for p in sys.path if p]\n"  # as the commands: `python -c` puts the folder first itself
-        "from pipeline import predict\n"
-        "found = predict('V100', model='custom', batch_size=4,"
-        " model__target='step_of_mine:make_step')\n"
-        "assert found.predicted_us > 0\n"
-        "import lightgbm, scipy\n"
-    )
-    done = python(script, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "ran").exists()
