@@ -224,6 +224,7 @@ def take_best_first(
     predicted: Callable[[Any, Sequence[Any]], Mapping[Any, Prediction]],
     apply: Callable[[Any, Any], Any],
     command: Callable[[Any, Any], str],
+    most: int | None = None,
     whole: Prediction | None = None,
 ) -> tuple[list[Line], Prediction, dict[Any, Gain]]:
     """Take the change that makes the step fastest, then the best on top of it, until none saves `MIN_GAIN`.
@@ -235,14 +236,15 @@ def take_best_first(
         predicted: predictions of a state with each change that applies to it.
         apply: the state with a change.
         command: what shows the gain of a change of a state.
+        most: how many changes to take; by default all that help.
         whole: the step whose time gains are shares of; by default `before`.
 
     Returns:
         The changes in the order in which they were taken, the step with all of them, and the gain of each candidate alone.
     """
-    step, left, lines, alone = before, list(candidates), list[Line](), dict[Any, Gain]()
-    whole = whole or before
-    while steps := predicted(state, left):
+    step, left, whole = before, list(candidates), whole or before
+    lines, alone = list[Line](), dict[Any, Gain]()
+    while len(lines) != most and (steps := predicted(state, left)):
         if not lines:
             alone = {change: Gain.between(before, after) for change, after in steps.items()}
         limit = min(after.predicted_us for after in steps.values()) * (1 + SAME_STEP)
@@ -297,6 +299,7 @@ def advice_for(
     same_results: bool = False,
     predicting: Predict | None = None,
     compiled: bool = False,
+    most: int | None = None,
 ) -> Advice:
     """What would make the step of a question faster.
 
@@ -305,6 +308,7 @@ def advice_for(
         same_results: leave out what changes the results of the step by more than rounding.
         predicting: answers questions with their draws; by default an `Engine`. A command wraps it to show progress.
         compiled: as for `advise`.
+        most: how many lines to find; by default all.
 
     Raises:
         ConfigError: the point is measured on this machine.
@@ -314,16 +318,14 @@ def advice_for(
         raise ConfigError(
             "advise needs predictions of changes: name a GPU instead of gpu=local, such as gpu=V100"
         )
-
     answering = each_once(predicting or engine().predict)
     (first,) = answering([asked])
     before, failed = first.whole(), dict[Candidate, str]()
 
     def predicted(at: Question, candidates: Sequence[Candidate]) -> dict[Candidate, Prediction]:
         ready = [each for each in candidates if each not in failed and applies(each, at)]
-        questions = [changed(at, each) for each in ready]
-        predictions = {}
-        for each, answer in zip(ready, answering(questions), strict=True):
+        predictions, answers = {}, answering([changed(at, each) for each in ready])
+        for each, answer in zip(ready, answers, strict=True):
             if answer.prediction is None:
                 failed[each] = str(answer.reason)
             else:
@@ -333,11 +335,11 @@ def advice_for(
     wanted = [each for each in CANDIDATES if not same_results or each.changes == SAME]
     if compiled:  # edits name operators, which a compiled step does not have
         wanted = [each for each in wanted if not each.key.startswith("edit.")]
-    lines, after, alone = take_best_first(before, asked, wanted, predicted, changed, command)
+    lines, after, alone = take_best_first(before, asked, wanted, predicted, changed, command, most)
     if compiled:
         at = _with_lines(asked, wanted, lines)
         more, after, last = take_best_first(
-            after, at, [COMPILED], predicted, changed, command, before
+            after, at, [COMPILED], predicted, changed, command, whole=before
         )
         lines, alone = lines + [replace(line, alone=None) for line in more], alone | last
     taken = dict(line.change.split("=", 1) for line in lines)

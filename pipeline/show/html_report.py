@@ -115,7 +115,7 @@ def advised(
     pairs = zip(asked, points, strict=True)
     question, p = min(pairs, key=lambda pair: (not pair[1].fits, -pair[1].samples_per_s))
     try:
-        lines = advice_for(question, predicting=predicting).lines
+        lines = advice_for(question, predicting=predicting, most=1).lines
     except SteptimeError:  # such as gpu=local
         return None
     if not lines:

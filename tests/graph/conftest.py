@@ -1,5 +1,5 @@
 """Fixtures of the workloads' tests: networks that are captured fast, and steps that are captured once."""
 
-from tests.workloads.conftest import no_line, shallow
+from tests.workloads.conftest import no_line, own_cache, shallow
 
-__all__ = ["no_line", "shallow"]
+__all__ = ["no_line", "own_cache", "shallow"]
