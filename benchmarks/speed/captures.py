@@ -8,6 +8,7 @@ from statistics import median
 
 from benchmarks.speed.process_cost import IMPORTS, Cost, cost_table, measured, python, steptime
 from pipeline.question.compose import choices
+from pipeline.question.options import FREE_OPTIONS
 
 MODEL = "dlrm_default"
 """The workload that is asked again."""
@@ -45,7 +46,7 @@ def _round() -> Mapping[str, Cost]:
     with tempfile.TemporaryDirectory() as folder:
         found |= {name: _asked(MODEL, folder, f"batch_size={size}") for name, size in SIZES.items()}
     for model in choices("model"):
-        if model not in ("custom", MODEL):
+        if model not in (*FREE_OPTIONS, MODEL):
             with tempfile.TemporaryDirectory() as folder:
                 found[f"{model}: first question"] = _asked(model, folder)
     return found

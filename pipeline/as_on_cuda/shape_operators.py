@@ -84,6 +84,13 @@ def _batch_norm_backward(g: Tensor, x: Tensor, weight: Tensor | None, *rest: Any
     )
 
 
+def _layer_norm(x: Tensor, shape: Any, *_: Any) -> tuple[Tensor, ...]:
+    """The result, and mean and divisor of each row, which the backward pass reads."""
+    rows = *x.shape[: x.dim() - len(shape)], *[1] * len(shape)
+    kept = x.new_empty(rows, dtype=torch.promote_types(x.dtype, torch.float32))
+    return torch.empty_like(x), kept, torch.empty_like(kept)
+
+
 def _layer_norm_backward(g: Tensor, x: Tensor, _: Any, *rest: Any) -> Any:
     """Gradients of input, weight and bias where they are asked for."""
     *_, weight, bias, mask = rest
@@ -91,6 +98,11 @@ def _layer_norm_backward(g: Tensor, x: Tensor, _: Any, *rest: Any) -> Any:
         None if each is None or not asked else each.new_empty(each.shape)
         for each, asked in zip((x, weight, bias), mask, strict=True)
     )
+
+
+def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """The result and the mask."""
+    return torch.empty_like(x) if train and p else x, torch.empty_like(x, dtype=torch.bool)
 
 
 def _like(place: int) -> Callable[..., Any]:
@@ -129,7 +141,10 @@ WITHOUT_SHAPES: Mapping[str, Callable[..., Any]] = {
 QUICK: Mapping[str, Callable[..., Any]] = {
     "native_batch_norm": _batch_norm,
     "native_batch_norm_backward": _batch_norm_backward,
+    "native_layer_norm": _layer_norm,
     "native_layer_norm_backward": _layer_norm_backward,
+    "native_dropout": _dropout,
+    "native_dropout_backward": _like(0),
     **{
         f"_foreach_{name}_.{kind}": _nothing
         for name in ("add", "mul", "div", "addcmul", "addcdiv")

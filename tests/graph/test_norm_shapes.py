@@ -1,4 +1,4 @@
-"""Norms on the meta device, by this project's shape functions, have results as those on a real device."""
+"""Norms and dropout on the meta device, by this project's shape functions, have results as those on a real device."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ NORMS = [
     (nn.LayerNorm, 6, {}, ROWS),
     (nn.LayerNorm, (7, 6), {"bias": False}, ROWS),
     (nn.LayerNorm, 6, {"elementwise_affine": False}, ROWS),
+    (lambda share, device: nn.Dropout(share), 0.5, {}, IMAGES),
 ]
 
 
