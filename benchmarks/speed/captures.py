@@ -46,7 +46,7 @@ def _round() -> Mapping[str, Cost]:
     with tempfile.TemporaryDirectory() as folder:
         found |= {name: _asked(MODEL, folder, f"batch_size={size}") for name, size in SIZES.items()}
     for model in choices("model"):
-        if model not in (*FREE_OPTIONS, MODEL):
+        if model not in FREE_OPTIONS:
             with tempfile.TemporaryDirectory() as folder:
                 found[f"{model}: first question"] = _asked(model, folder)
     return found
