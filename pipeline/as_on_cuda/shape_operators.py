@@ -1,4 +1,4 @@
-"""Operators that compute only shapes, for the meta device: this project's, and PyTorch's that have no shape function.
+"""Operators that compute only shapes, for the meta device: this project's, and PyTorch's whose shape function is missing or slow.
 
 Capture gives the operators of this project the names of CUDA's.
 """

@@ -4,10 +4,9 @@ What is kept between runs lies in the user's cache folder (`pipeline.user_cache`
 configuration, the batch size, the code that captures it, the versions of PyTorch and `transformers`, and the user's own
 files. A step that was asked before is predicted without PyTorch.
 
-A shipped workload is captured at three batch sizes. If they show that its graph lies on a line over the batch size
-(`pipeline.graph.batch_line`), all other graphs on this line are computed, also without PyTorch. Small graphs are captured
-three times at the first question, others at the second batch size. Never computed are the user's own steps, and steps with
-sparse gradients: how many rows a batch uses is no line.
+When a second batch size of a shipped workload is asked, its step is captured at a small and at a large one. If the three graphs
+lie on a line over the batch size (`pipeline.graph.batch_line`), all others on it are computed, also without PyTorch. Never
+computed are the user's own steps, and steps with sparse gradients: how many rows a batch uses is no line.
 """
 
 from __future__ import annotations
