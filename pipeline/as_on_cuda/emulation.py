@@ -66,9 +66,11 @@ def run_as_on_cuda() -> Iterator[None]:
         mixed_precision,
         optimizers,
         recurrent_layers,
+        shape_operators,
         wrappers,
     )
 
+    shape_operators.register_shapes()
     with ExitStack() as stack:
         for context in (
             fused_operators.fused_dropout,

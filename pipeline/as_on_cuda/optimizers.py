@@ -8,11 +8,8 @@ make.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
-from inspect import signature
 from typing import Any
 
 import torch
@@ -21,19 +18,17 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from pipeline.as_on_cuda.fully_sharded import own_part
 from pipeline.as_on_cuda.patches import replaced
-from pipeline.as_on_cuda.shape_operators import QUICK, WITHOUT_SHAPES, is_fake
+from pipeline.as_on_cuda.shape_operators import is_fake
 from pipeline.as_on_cuda.torch_names import (
     CAPTURABLE,
     DEVICE_LIST_MODULES,
     DEVICE_LISTS,
-    has_kernel,
 )
 
 
 @contextmanager
 def foreach_on_meta() -> Iterator[None]:
     """While the body runs, optimizers and gradient clipping treat the meta device like CUDA."""
-    _register_shapes()
     optimizers = [
         module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")
     ]
@@ -119,17 +114,3 @@ def state_tensors(optimizers: Sequence[Optimizer]) -> list[Tensor]:
     values = [value for state in states for value in state.values()]
     kept = [own_part(value) for value in values if isinstance(value, Tensor)]
     return [tensor for tensor in kept if tensor.numel() > 1]
-
-
-@cache
-def _register_shapes() -> Any:
-    """Register shape functions of operators that have none, and `QUICK` ones; PyTorch 2.6 cannot replace its own."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name, shapes in WITHOUT_SHAPES.items():
-        if has_kernel(f"aten::{name}", "CPU") and not has_kernel(f"aten::{name}", "Meta"):
-            library.impl(name, shapes, "Meta")
-    if "allow_override" in signature(torch.library.Library.impl).parameters:
-        with warnings.catch_warnings(action="ignore"):  # the warning that functions are replaced
-            for name, shapes in QUICK.items():
-                library.impl(name, shapes, "Meta", allow_override=True)
-    return library

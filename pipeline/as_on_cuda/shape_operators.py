@@ -5,11 +5,16 @@ Capture gives the operators of this project the names of CUDA's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from pipeline.as_on_cuda.torch_names import has_kernel
 
 _LIBRARIES: list[Any] = []
 """Keeps the libraries alive, because their operators are deleted with them."""
@@ -70,10 +75,14 @@ def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> T
     return x.new_empty(minlength, dtype=torch.long if weights is None else weights.dtype)
 
 
-def _batch_norm(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """The result, and mean and divisor of each channel, which the backward pass reads."""
-    kept = x.new_empty(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+def _norm(x: Tensor, sums: Sequence[int]) -> tuple[Tensor, ...]:
+    """The result of a norm, and its means and divisors in the shape `sums`, which the backward pass reads."""
+    kept = x.new_empty(sums, dtype=torch.promote_types(x.dtype, torch.float32))
     return torch.empty_like(x), kept, torch.empty_like(kept)
+
+
+def _batch_norm(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return _norm(x, x.shape[1:2])
 
 
 def _batch_norm_backward(g: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> Any:
@@ -85,10 +94,7 @@ def _batch_norm_backward(g: Tensor, x: Tensor, weight: Tensor | None, *rest: Any
 
 
 def _layer_norm(x: Tensor, shape: Any, *_: Any) -> tuple[Tensor, ...]:
-    """The result, and mean and divisor of each row, which the backward pass reads."""
-    rows = *x.shape[: x.dim() - len(shape)], *[1] * len(shape)
-    kept = x.new_empty(rows, dtype=torch.promote_types(x.dtype, torch.float32))
-    return torch.empty_like(x), kept, torch.empty_like(kept)
+    return _norm(x, (*x.shape[: x.dim() - len(shape)], *[1] * len(shape)))
 
 
 def _layer_norm_backward(g: Tensor, x: Tensor, _: Any, *rest: Any) -> Any:
@@ -155,3 +161,17 @@ QUICK: Mapping[str, Callable[..., Any]] = {
 }
 """Operators whose own shape functions run tens or thousands of small operators: half of the capture of ResNet-50, a third of that
 of a language model -> a shape function."""
+
+
+@cache
+def register_shapes() -> Any:
+    """Register shape functions of operators that have none, and `QUICK` ones; PyTorch 2.6 cannot replace its own."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name, shapes in WITHOUT_SHAPES.items():
+        if has_kernel(f"aten::{name}", "CPU") and not has_kernel(f"aten::{name}", "Meta"):
+            library.impl(name, shapes, "Meta")
+    if "allow_override" in signature(torch.library.Library.impl).parameters:
+        with warnings.catch_warnings(action="ignore"):  # the warning that functions are replaced
+            for name, shapes in QUICK.items():
+                library.impl(name, shapes, "Meta", allow_override=True)
+    return library

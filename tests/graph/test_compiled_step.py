@@ -209,7 +209,6 @@ def test_what_is_not_compiled_on_several_gpus_is_refused(model, parallel: str, w
         predict("A100", model=model, parallel=parallel, model__compile=True, **options)
 
 
-@pytest.mark.usefixtures("no_line")
 def test_lookups_that_update_their_tables_are_refused() -> None:
     question = ask(["gpu=V100", "model=dlrm_small", "model.embedding=fused", "model.compile=true"])
     with pytest.raises(InputError, match="update their tables"):

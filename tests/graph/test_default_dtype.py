@@ -30,7 +30,6 @@ def test_convolutions_and_products(gpu: str, dtype: str, convolutions: str, prod
     assert found["conv2d_forward"] == {convolutions} and found["gemm"] == {products}
 
 
-@pytest.mark.usefixtures("no_line")
 def test_it_is_the_default_and_needs_no_note() -> None:
     assert ask(["gpu=A100", *SMALL]).workload["dtype"] == "default"
     assert ask(["gpu=A100", "model=resnet50", "model.dtype=default"]).variant == "default"
