@@ -147,22 +147,16 @@ def _find_iterations(
     names = trace.vocabulary["name"][columns["name"][marks]]
     main_host = host[main[host]]
 
-    def span() -> tuple[int, int]:
-        busy = np.concatenate([host, device])
-        return int(columns["ts_ns"][busy].min()), int(
-            (columns["ts_ns"][busy] + columns["dur_ns"][busy]).max()
-        )
-
-    def learning() -> Ints:
-        return columns["ts_ns"].take(
-            np.intersect1d(trace.names_begin_with(BACKWARD_PREFIX, OPTIMIZER_STEP), main_host)
-        )
-
     trace.opens = trace.closes = np.empty(0, np.int64)
-    if len(host) or len(device):
-        begins = columns["ts_ns"][marks]
-        ends = begins + columns["dur_ns"][marks]
-        trace.marker, trace.opens, trace.closes = windows(names, begins, ends, span, learning)
+    if len(busy := np.concatenate([host, device])):
+        start, end = columns["ts_ns"], trace.end_ns
+        span = np.array([start[busy].min(), end[busy].max() + 1])
+        learning = start[
+            np.intersect1d(trace.names_begin_with(BACKWARD_PREFIX, OPTIMIZER_STEP), main_host)
+        ]
+        trace.marker, trace.opens, trace.closes = windows(
+            names, start[marks], end[marks], span, learning
+        )
     if not trace.marker and any(name.startswith(ZERO_GRAD_MARKER) for name in names):
         trace.notes.append(
             f"a single {ZERO_GRAD_MARKER} does not separate steps, so the whole trace counts as one"
@@ -242,12 +236,10 @@ def _link_warnings(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> l
     ids = np.sort(columns["correlation"].take(runtime))
     if not ((ids[1:] == ids[:-1]) & (ids[1:] != MISSING)).any():
         return notes
-    order = runtime[np.lexsort((columns["correlation"][runtime], columns["pid"][runtime]))]
-    same = np.diff(columns["correlation"][order]) == 0
-    same &= (np.diff(columns["pid"][order]) == 0) & (columns["correlation"][order[1:]] != MISSING)
-    shared = np.zeros(len(trace), bool)
-    shared[order[1:][same]] = shared[order[:-1][same]] = True
-    repeated = int(shared[launch].sum())
+    known = runtime[columns["correlation"][runtime] != MISSING]
+    calls = np.column_stack([columns["pid"][known], columns["correlation"][known]])
+    _, which, count = np.unique(calls, axis=0, return_inverse=True, return_counts=True)
+    repeated = int(np.isin(launch, known[count[which.ravel()] > 1]).sum())
     if repeated:
         notes.append(
             f"{repeated} of {len(device)} device events have a correlation id that several calls"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pipeline.trace.json_repair import parse_loosely
 from pipeline.trace.kineto_fields import INTEGER_ARGS, MISSING, TEXT_ARGS
 
 NO_TEXT = msgspec.Raw(b"")
@@ -95,20 +94,7 @@ def parse(text: bytes) -> list[Event] | None:
         values = json.loads(text)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
-    return _EVENTS.decode(_events_as_json(values))
-
-
-def repaired(text: bytes) -> bytes:
-    """JSON text of a list whose text is not valid JSON.
-
-    Raises:
-        ValueError: the text cannot be repaired.
-        MalformedElementError: as `parse`.
-    """
-    values, problem = parse_loosely(text)
-    if values is None:
-        raise ValueError(problem)
-    return _events_as_json(values)
+    return _EVENTS.decode(events_as_json(values))
 
 
 def stamps(text: bytes) -> list[bytes]:
@@ -116,8 +102,12 @@ def stamps(text: bytes) -> list[bytes]:
     return [bytes(stamp.ts) for stamp in _STAMPS.decode(text) if stamp.ph == "X"]
 
 
-def _events_as_json(values: list[Any]) -> bytes:
-    """JSON text of the elements, with arguments that are objects; numbers that are not finite become null."""
+def events_as_json(values: list[Any]) -> bytes:
+    """JSON text of the elements, with arguments that are objects; numbers that are not finite become null.
+
+    Raises:
+        MalformedElementError: as `parse`.
+    """
     for position, value in enumerate(values):
         if not isinstance(value, dict):
             raise MalformedElementError(position, "is not an object")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import TraceError
-from pipeline.trace.event_records import Event, MalformedElementError, parse, repaired
+from pipeline.trace.event_records import Event, MalformedElementError, events_as_json, parse
 from pipeline.trace.json_repair import parse_loosely
 
 WINDOW_BYTES = 64 << 10
@@ -32,7 +32,6 @@ MAX_EVENT_BYTES = 64 << 20
 """Largest element in bytes. A larger one is no profiler event, and reading stops with an error."""
 
 _ARRAY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
-_TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
 _GZIP_MAGIC = b"\x1f\x8b"
 _ATTEMPTS = 4
 """Cuts that are tried in a window: its last `}, {` may be inside an element, or in the metadata after the array."""
@@ -46,11 +45,13 @@ class Batch:
         events: the parsed elements.
         texts: the JSON lists that they were parsed from.
         first: position of the first element in the array.
+        read: bytes of the file that they were.
     """
 
     events: list[Event]
     texts: list[bytes]
     first: int
+    read: int
 
 
 @dataclass
@@ -104,21 +105,20 @@ class Scanner:
         text, ended = self._header(stream)
         count = 0
         while True:
-            if batch := self._strict_batch(text, count):
-                cut = len(batch.texts[0]) - 2  # without the brackets of the list
-            elif (end := _split_at_end(text)) is not None:
-                yield self._batch(text[: end[0]], count)
+            batch = self._strict_batch(text, count)
+            if batch is None and (end := _split_at_end(text)) is not None:
+                yield from filter(None, [self._batch(text[: end[0]], count)])
                 self._tail(b"".join([text[end[1] :], *iter(lambda: self._read(stream), b"")]))
                 return
-            elif ended:
-                yield from self._unclosed(text, count)
+            if batch is None and ended:
+                yield self._last_batch(text, count)
                 return
-            elif cut := _loose_cut(text):
+            if batch is None and (cut := _last_boundary(text, len(text))):
                 batch = self._batch(text[:cut], count)
-            if batch:
+            if batch is not None:
                 yield batch
                 count += len(batch.events)
-                text = text[cut:].lstrip()[1:]  # after the comma
+                text = text[batch.read :].lstrip()[1:]  # after the comma
             if len(text) > MAX_EVENT_BYTES:
                 raise self._error(
                     f"event {count} (byte {self.bytes_read - len(text)}) is too long or never ends"
@@ -137,26 +137,41 @@ class Scanner:
             elements = b"".join((b"[", memoryview(text)[:cut], b"]"))
             events = self._parsed(elements, first)
             if events is not None:
-                return Batch(events, [elements], first)
+                return Batch(events, [elements], first, cut)
             if _split_at_end(text) is not None:  # the cut was in the metadata after the array
                 break
         return None
 
-    def _batch(self, text: bytes, first: int) -> Batch:
-        """Elements of the array, repaired if they are not valid JSON."""
+    def _batch(self, text: bytes, first: int) -> Batch | None:
+        """Elements of the array, repaired if they are not valid JSON; None if that is not possible."""
         elements = b"[" + text + b"]"
         events = self._parsed(elements, first)
-        if events is None:
-            try:
-                elements = repaired(elements)
-                events = self._parsed(elements, first)
-            except MalformedElementError as fault:
-                raise self._malformed(fault, first) from None
-            except ValueError as problem:
-                where = f"after event {first}, before byte {self.bytes_read}"
-                raise self._error(f"not valid JSON ({where}): {problem}") from None
-            self.repaired = True
-        return Batch(events or [], [elements], first)
+        if events is not None:
+            return Batch(events, [elements], first, len(text))
+        values, _ = parse_loosely(elements)
+        return None if values is None else self._repaired(values, first, len(text))
+
+    def _last_batch(self, text: bytes, first: int) -> Batch:
+        """The last events of a file that is not strict JSON, whose metadata is kept."""
+        close = b"}" if self._is_bare_list else b""
+        whole, problem = parse_loosely(b'{"traceEvents": [' + text + close)
+        values = whole.pop("traceEvents") if isinstance(whole, dict) else None
+        if not isinstance(values, list):
+            raise self._error(
+                f"truncated or damaged at byte {self.bytes_read}, after event {first} ({problem});"
+                " copy or record the trace again"
+            )
+        self.metadata.update(whole)
+        return self._repaired(values, first, len(text))
+
+    def _repaired(self, values: list[Any], first: int, read: int) -> Batch:
+        """A batch of elements that were not valid JSON."""
+        self.repaired = True
+        try:
+            elements = events_as_json(values)
+            return Batch(parse(elements) or [], [elements], first, read)
+        except MalformedElementError as fault:
+            raise self._malformed(fault, first) from None
 
     def _parsed(self, elements: bytes, first: int) -> list[Event] | None:
         try:
@@ -208,20 +223,6 @@ class Scanner:
     def _error(self, problem: str) -> TraceError:
         return TraceError(f"{self.path}: {problem}")
 
-    def _unclosed(self, text: bytes, count: int) -> Iterator[Batch]:
-        """The last events of a file that is not strict JSON, or an error with the position where it is cut off."""
-        close = (
-            text.find(b"\n  ],\n") + 3
-        )  # Kineto's layout, which works also with unbalanced quotes
-        close = close if close > 2 else _structural(text)[1]
-        if close < 0:
-            raise self._error(
-                f"truncated at byte {self.bytes_read}, after event {count}; copy or"
-                " record the trace again"
-            )
-        yield self._batch(text[:close], count)
-        self._tail(text[close + 1 :])
-
     def _tail(self, rest: bytes) -> None:
         """Keep the metadata after the event array."""
         text = rest.strip()
@@ -252,11 +253,11 @@ def _joined(batches: Iterable[Batch]) -> Iterator[Batch]:
         events += batch.events
         texts += batch.texts
         if len(events) >= EVENTS_AT_ONCE:
-            yield Batch(events, texts, first)
+            yield Batch(events, texts, first, 0)
             first += len(events)
             events, texts = [], []
     if events:
-        yield Batch(events, texts, first)
+        yield Batch(events, texts, first, 0)
 
 
 def _split_at_end(text: bytes) -> tuple[int, int] | None:
@@ -279,30 +280,3 @@ def _last_boundary(text: bytes, before: int) -> int:
         if left.endswith(b",") and (left := left[:-1].rstrip()).endswith(b"}"):
             return start + len(left)
     return 0
-
-
-def _loose_cut(text: bytes) -> int:
-    """Where to cut a window that is not strict JSON: after the last event that ends a line, else by counting braces.
-
-    Counting fails with unbalanced quotes. Kineto's layout, in which an element ends on a separate line, works also
-    then.
-    """
-    line = text.rfind(b"\n  },\n")
-    return line + 4 if line > 0 else _structural(text)[0]
-
-
-def _structural(text: bytes) -> tuple[int, int]:
-    """(end of the last element that a comma follows or 0, position of the bracket that closes the array or -1)."""
-    depth, last, candidate = 0, 0, 0
-    for match in _TOKENS.finditer(text):
-        token = match.group()
-        if token == b",":
-            last = candidate if depth == 0 else last
-        elif token in (b"{", b"["):
-            depth += 1
-        elif token in (b"}", b"]"):
-            depth -= 1
-            if depth < 0:
-                return last, match.start()
-            candidate = match.end()
-    return last, -1

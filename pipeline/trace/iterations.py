@@ -17,8 +17,6 @@ Several optimizers that are cleared one after the other begin one step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from pipeline.arrays import Ints, Texts
@@ -30,8 +28,8 @@ def windows(
     names: Texts,
     start: Ints,
     end: Ints,
-    span: Callable[[], tuple[int, int]],
-    learning: Callable[[], Ints],
+    span: Ints,
+    learning: Ints,
 ) -> tuple[str, Ints, Ints]:
     """Marker and the (start, end) of each iteration, ns.
 
@@ -39,8 +37,8 @@ def windows(
         names: names of the annotations of the trace.
         start: their starts, ns.
         end: their ends, ns.
-        span: gives start and end of the whole trace, the one iteration of a trace without a marker.
-        learning: gives the starts of backward nodes and optimizer steps, of which every step has one, ns.
+        span: start and end of the whole trace, the one iteration of a trace without a marker, ns.
+        learning: starts of backward nodes and optimizer steps, of which every step has one, ns.
     """
     marks = {
         marker: _rows(names, start, marker)
@@ -54,12 +52,12 @@ def windows(
         if len(rows) > 1:
             return LOADER_MARKER, end[rows[:-1]], start[rows[1:]]
     rows = _not_nested(marks[ZERO_GRAD_MARKER], start, end)
-    rows = _first_of_each_step(rows, start, learning()) if len(rows) > 1 else rows
+    rows = _first_of_each_step(rows, start, learning) if len(rows) > 1 else rows
     if len(rows) > 1:
         return ZERO_GRAD_MARKER, start[rows[:-1]], start[rows[1:]]
     if len(marks[LOADER_MARKER]):
-        return LOADER_MARKER, start[marks[LOADER_MARKER][:1]], np.array([span()[1] + 1], np.int64)
-    return "", np.array([span()[0]], np.int64), np.array([span()[1] + 1], np.int64)
+        return LOADER_MARKER, start[marks[LOADER_MARKER][:1]], span[1:]
+    return "", span[:1], span[1:]
 
 
 def _rows(names: Texts, start: Ints, marker: str) -> Ints:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -22,42 +24,31 @@ _NAME = re.compile(
 _LONE_QUOTE = re.compile(r'(?<!\\)"')
 
 
+def _with_escaped_quotes(match: re.Match[str]) -> str:
+    return match[1] + _LONE_QUOTE.sub(r'\\"', match[2]) + match[3]
+
+
+_MENDS: tuple[Callable[[str], str], ...] = (
+    str,  # as it is
+    partial(_NOT_A_NUMBER.sub, r"\1null"),
+    partial(_BAD_ESCAPE.sub, r"\\\\"),
+    partial(_NAME.sub, _with_escaped_quotes),
+)
+"""Repairs, each of a text after those before it."""
+
+
 def parse_loosely(text: bytes) -> tuple[Any, str]:
     """Parse JSON text and repair the common faults. Returns (value, "") or (None, the error)."""
     plain = text.decode("utf-8", errors="replace")
     problem = ""
-    for mend in (_as_is, _repair_numbers, _repair_escapes, _repair_quotes):
-        mended = mend(plain)
+    for mend in _MENDS:
+        plain = mend(plain)
         try:
-            return json.loads(mended, strict=False), ""
+            return json.loads(plain, strict=False), ""
         except json.JSONDecodeError as error:
-            problem = problem or f"{error.msg} in {_excerpt(mended, error.pos)}"
-        except (
-            RecursionError,
-            ValueError,
-        ) as error:  # too deep nesting; integers beyond Python's digit limit
+            excerpt = ascii(plain[max(0, error.pos - 20) : error.pos + 20])
+            problem = problem or f"{error.msg} in {excerpt}"
+        except (RecursionError, ValueError) as error:
+            # too deep nesting; integers beyond Python's digit limit
             return None, str(error).splitlines()[0]
     return None, problem
-
-
-def _as_is(text: str) -> str:
-    return text
-
-
-def _repair_numbers(text: str) -> str:
-    """Replace `nan`, `-nan` and `inf`, which C++ writes and which are not valid JSON."""
-    return _NOT_A_NUMBER.sub(r"\1null", text)
-
-
-def _repair_escapes(text: str) -> str:
-    return _BAD_ESCAPE.sub(r"\\\\", _repair_numbers(text))
-
-
-def _repair_quotes(text: str) -> str:
-    return _NAME.sub(
-        lambda m: m[1] + _LONE_QUOTE.sub(r"\\" + '"', m[2]) + m[3], _repair_escapes(text)
-    )
-
-
-def _excerpt(text: str, position: int) -> str:
-    return ascii(text[max(0, position - 20) : position + 20])
