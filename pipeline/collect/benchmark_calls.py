@@ -254,31 +254,25 @@ def vary(spec: Spec, rng: random.Random) -> Spec:
 
 
 def _follow(spec: Spec, chosen: Mapping[str, int], factor: float) -> Spec:
-    """The call with new sizes; byte counts and listed shapes are adapted."""
+    """The call with new sizes; byte counts are adapted."""
     for name, new in chosen.items():
         factor *= new / spec.dims[name]
     dims = {**spec.dims, **chosen}
     element = FLOAT_BYTES.get(spec.dtype, 8)
-    attributes = dict(spec.attributes)
-    shape, widths = attributes.get("shape"), attributes.get("widths")
-    if shape and "bytes" in dims:
-        longest = max(range(len(shape)), key=lambda axis: shape[axis])
-        grown = [
-            max(round(n * factor), 1) if axis == longest else n for axis, n in enumerate(shape)
-        ]
-        attributes["shape"] = grown
-        factor = math.prod(grown) / max(math.prod(shape), 1)
-    if widths and "B" in dims and "bytes" in dims:
-        dims["bytes"] = element * dims["B"] * sum(int(width) for width in widths)
-    else:
-        attributes.pop("widths", None)
-        if "bytes" in dims:
+    # sampled tables have equal size, and sampled copies no stated shape
+    stale = {"rows", "shape"}
+    if "bytes" in dims:
+        if "B" in dims and "widths" in spec.attributes:
+            dims["bytes"] = element * dims["B"] * sum(map(int, spec.attributes["widths"]))
+        else:
+            stale.add("widths")
             dims["bytes"] = max(element * round(dims["bytes"] * factor / element), element)
+        factor = dims["bytes"] / spec.dims["bytes"]
     # operand bytes of a B x H call can scale differently: a bias has H elements for any B
     for name in ("inputs", "outputs"):
         if name in dims:
             dims[name] = _operand_bytes(spec, dims, name, factor, element)
-    attributes.pop("rows", None)  # sampled tables have equal size
+    attributes = {name: value for name, value in spec.attributes.items() if name not in stale}
     return replace(spec, dims=dims, attributes=attributes)
 
 

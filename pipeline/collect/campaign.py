@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -35,9 +34,8 @@ from pipeline.collect.campaign_supervisor import (
 )
 from pipeline.collect.device import fix_threads, keep_memory_mapped, select_device
 from pipeline.collect.device_facts import describe
-from pipeline.collect.unit_runner import Campaign, DeviceLostError, watchdog
-from pipeline.errors import InputError, SteptimeError
-from pipeline.measured.campaign_files import read_manifest
+from pipeline.collect.unit_runner import Campaign, DeviceLostError
+from pipeline.errors import SteptimeError
 
 START_TIME = time.monotonic()  # the time limit counts from here
 
@@ -69,15 +67,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--minutes", type=_minutes, default=10.0, help="time limit, imports included (default 10)"
-    )
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="DIR",
-        help=(
-            "interrupted campaign to continue; if --out is another folder, its results are copied"
-            " there first"
-        ),
     )
     parser.add_argument(
         "--only",
@@ -132,8 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
 
     try:
-        with watchdog(begin + 60 * args.minutes, args.out):
-            return _run(args, begin)
+        return _run(args, begin)
     except SteptimeError as error:
         report(f"error: {error}")
         return error.exit_code
@@ -149,7 +137,6 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     if device.type == "cpu":
         keep_memory_mapped()
     about = describe(device)
-    _copy_earlier_campaign(args)
     folder = CampaignFolder(args.out, about | {"tiny": args.tiny})
     identity = folder.manifest.setdefault("campaign_id", f"{about['gpu']}-{int(time.time())}")
     deadline = begin + 60 * args.minutes
@@ -228,25 +215,6 @@ def _published_options(args: argparse.Namespace) -> str:
     """The command-line options without folder names, because measurements are published without local paths."""
     only = f" --only {args.only}" if args.only else ""
     return f"--parts {','.join(args.parts)}{only}{' --tiny' if args.tiny else ''}"
-
-
-def _copy_earlier_campaign(args: argparse.Namespace) -> None:
-    """Copy an earlier campaign into a new --out folder."""
-    if args.resume is None or args.resume.resolve() == args.out.resolve():
-        return
-    read_manifest(args.resume)  # raises an error if this is not a campaign's folder
-    if args.out.exists() and any(args.out.iterdir()):
-        raise InputError(
-            f"--out {args.out}: the folder is not empty; give only --resume, or a new folder as"
-            " --out"
-        )
-    args.out.mkdir(parents=True, exist_ok=True)
-    files = sorted(
-        args.resume.iterdir(), key=lambda file: file.name == "manifest.json"
-    )  # the manifest last
-    for file in files:
-        if file.is_file() and not file.name.startswith("."):
-            shutil.copyfile(file, args.out / file.name)
 
 
 def _summary(manifest: dict[str, Any], folder: Path, seconds: float) -> str:

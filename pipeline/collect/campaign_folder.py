@@ -45,9 +45,7 @@ class CampaignFolder:
             "units": {},
             "runs": [],
         }
-        self.samples = pd.DataFrame()
-        self.step_times = pd.DataFrame()
-        self.peaks = pd.DataFrame()
+        self.tables = {name: pd.DataFrame() for name in (SAMPLES, STEP_TIMES, PEAKS)}
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -71,18 +69,9 @@ class CampaignFolder:
         """Write the manifest."""
         write_manifest(self.manifest, self.path)
 
-    def add_samples(self, rows: pd.DataFrame) -> None:
-        """Append microbenchmark rows and write the table."""
-        self.samples = self._written([self.samples, rows], SAMPLES)
-
-    def add_step_times(self, row: Mapping[str, Any]) -> None:
-        """Append one step-times row and write the table."""
-        rows = pd.DataFrame([dict(row)])
-        self.step_times = self._written([self.step_times, rows], STEP_TIMES)
-
-    def add_peaks(self, rows: pd.DataFrame) -> None:
-        """Append peaks and write the table."""
-        self.peaks = self._written([self.peaks, rows], PEAKS)
+    def add(self, name: str, rows: pd.DataFrame) -> None:
+        """Append rows to the table `SAMPLES`, `STEP_TIMES` or `PEAKS`, and write it."""
+        self._write(name, [self.tables[name], rows])
 
     def step_facts(self, unit: str) -> dict[str, Any] | None:
         """The facts in the `config` column of a unit's step-times row; None if the unit has no row."""
@@ -93,18 +82,16 @@ class CampaignFolder:
         """Add facts to the `config` column of a unit's step-times row, and write the table."""
         steps = [{**step, **facts} if step.get("unit") == unit else step for step in self._steps()]
         texts = [json.dumps(step, default=str, sort_keys=True) for step in steps]
-        self.step_times = self._written([self.step_times.assign(config=texts)], STEP_TIMES)
+        self._write(STEP_TIMES, [self.tables[STEP_TIMES].assign(config=texts)])
 
     def _steps(self) -> list[dict[str, Any]]:
-        return (
-            [json.loads(text) for text in self.step_times["config"]] if len(self.step_times) else []
-        )
+        return [json.loads(text) for text in self.tables[STEP_TIMES].get("config", ())]
 
-    def _written(self, parts: list[pd.DataFrame], name: str) -> pd.DataFrame:
-        """The joined table after it was written. Callers set it only then: rows that do not fit must not block later rows."""
+    def _write(self, name: str, parts: list[pd.DataFrame]) -> None:
+        """Write and keep the joined table. It is kept only then: rows that do not fit must not block later rows."""
         table, origin = joined_tables(parts), {"device": self.manifest["device"]}
         write_table(table, self.path / name, Path(name).stem, origin)
-        return table
+        self.tables[name] = table
 
     def archive(self, step: str, files: Mapping[str, bytes]) -> str:
         """Write the traces of a step (`model/variant/b<batch>`) to an archive of their own; returns its name."""
@@ -131,14 +118,14 @@ class CampaignFolder:
         done = {name for name, unit in self.units.items() if unit.get("status") == "done"}
         samples = measured_table(self.path, SAMPLES)
         finished = [text.partition(":")[2] in done for text in samples["campaign_id"]]
-        self.samples = samples[pd.Series(finished, samples.index, dtype=bool)]
+        self.tables[SAMPLES] = samples[pd.Series(finished, samples.index, dtype=bool)]
         steps = measured_table(self.path, STEP_TIMES)
         units = [json.loads(text)["unit"] for text in steps["config"]]
         timed = [bool(done & {unit, times_unit(unit)}) for unit in units]
-        self.step_times = steps[pd.Series(timed, steps.index, dtype=bool)]
+        self.tables[STEP_TIMES] = steps[pd.Series(timed, steps.index, dtype=bool)]
         if (self.path / PEAKS).exists():
             peaks = read_peaks(self.path / PEAKS)
-            self.peaks = peaks[peaks["unit_name"].isin(done)]
+            self.tables[PEAKS] = peaks[peaks["unit_name"].isin(done)]
 
 
 def times_unit(unit: str) -> str:

@@ -15,6 +15,7 @@ from pipeline.collect.cases import Spec
 from pipeline.collect.microbenchmarks import measure_specs
 from pipeline.collect.unit_runner import Campaign, DeviceLostError, Outcome
 from pipeline.errors import MeasurementError
+from pipeline.measured.campaign_files import SAMPLES
 
 ROUND_CALLS = 48
 """Distinct calls per round; the families take turns."""
@@ -71,7 +72,7 @@ def measure_round(
         )
     except MeasurementError as error:
         raise DeviceLostError(str(error)) from error
-    campaign.folder.add_samples(frame)
+    campaign.folder.add(SAMPLES, frame)
     reasons = frame.attrs["unmeasured"]
     # one list for the whole campaign: a list for each of hundreds of rounds would make the manifest megabytes large
     all_reasons: dict[str, int] = campaign.folder.manifest.setdefault("unmeasured", {})

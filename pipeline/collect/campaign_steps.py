@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from pipeline.collect.campaign_folder import times_unit
@@ -18,6 +19,7 @@ from pipeline.collect.measured_steps import time_steps, warm_up
 from pipeline.collect.profiling import Profile, Step, execution_trace, profile_steps
 from pipeline.collect.unit_runner import Campaign, Outcome
 from pipeline.errors import SteptimeError
+from pipeline.measured.campaign_files import STEP_TIMES
 from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.workloads import make_step
 
@@ -85,7 +87,8 @@ def time_step(campaign: Campaign, plan: StepPlan) -> Outcome:
         "batch_size": plan.batch_size,
         "source": campaign.identity,
     }
-    campaign.folder.add_step_times({**times.row(facts, campaign.device), **identity})
+    row = {**times.row(facts, campaign.device), **identity}
+    campaign.folder.add(STEP_TIMES, pd.DataFrame([row]))
     return {"note": f"{times.median_us:.0f} us"}
 
 

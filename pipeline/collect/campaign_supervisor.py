@@ -38,8 +38,8 @@ MIN_RESTART_SECONDS = 45.0
 """Seconds that must be left to start another process; with less, the imports take most of the time."""
 MAX_PROCESSES = 6
 """Largest number of processes of a campaign. A device that is lost permanently would end each new process too."""
-LAST_WAIT_SECONDS = 35.0
-"""Seconds after the time limit at which the process is killed; normally `unit_runner.watchdog` ends it before."""
+LAST_WAIT_SECONDS = 25.0
+"""Seconds after the time limit at which the process is killed; units are planned to end before the limit."""
 POLL_SECONDS = 0.25
 """Seconds between two checks of the process."""
 
@@ -76,15 +76,8 @@ def supervise(
     stall = max(STALL_SECONDS, STALL_SHARE * 60 * minutes)
     for number in range(1, MAX_PROCESSES + 1):
         left = (deadline - time.monotonic()) / 60
-        again = ["--resume", str(out)] if number > 1 and (out / CAMPAIGN).exists() else []
-        child = [
-            *command,
-            str(os.getpid()),
-            *arguments,
-            *again,
-            "--minutes",
-            f"{max(left, 0.05):.4f}",
-        ]
+        limit = "--minutes", f"{max(left, 0.05):.4f}"
+        child = [*command, str(os.getpid()), *arguments, *limit]
         code = _wait(subprocess.Popen(child), out / CAMPAIGN, deadline, stall)
         lost = code in (EXIT_DEVICE_LOST, EXIT_HUNG, EXIT_UNEXPECTED) or code < 0
         late = deadline - time.monotonic() < MIN_RESTART_SECONDS or number == MAX_PROCESSES

@@ -56,6 +56,9 @@ many others."""
 GraphNode = tuple[Replayer, int]
 """Location of a call's operator: its graph, and its `node_id` in it."""
 
+Call = tuple[Spec, GraphNode | None]
+"""A call to measure, and its operator where a graph was given."""
+
 
 def measure_calls(
     calls: pd.DataFrame | Sequence[pd.DataFrame],
@@ -93,10 +96,15 @@ def measure_calls(
     exact = _distinct(tables, [Replayer(table) for table in graphs] if replayed else [])
     variants = sizes_around([spec for spec, _ in exact], seed=0) if sampled else iter(())
     rows: list[dict[str, Any]] = []
-    for timings, share in _chunks(work, exact):
+    while exact:
+        waiting = len(exact)
+        timings = work.group(exact, Cache.STEP, work.budget_bytes)
+        share = (waiting - len(exact)) / waiting
         rows += _measure_exact(
             work, timings, variants, time.monotonic() + share * max(work.left(), 0.0)
         )
+        del timings
+        release(work.device)
     frame = samples_frame(rows, gpu="local", source="collect", campaign_id="local")
     frame.attrs["unmeasured"] = work.unmeasured
     for reason in dict.fromkeys(work.unsupported):
@@ -124,37 +132,13 @@ def measure_specs(
         MeasurementError: the device was lost.
     """
     work = Workbench(device, time.monotonic() + seconds, seed)
-    waiting = 0
-    rest = list(specs)
-    rows = []
-    runs = EVENT_REPETITIONS + REPETITIONS[device.type]
-    group: list[Timing] = []
-    while (rest or group) and work.left() > 0:
-        full = (
-            not rest
-            or len(group) >= MAX_CASES_IN_MEMORY
-            or waiting + table_bytes(rest[0]) > work.budget_bytes
-        )
-        # slow calls form small groups, so that no group runs far past the deadline
-        full |= runs * sum(timing.took_us for timing in group) > 1e6 * min(
-            GROUP_SECONDS, work.left()
-        )
-        if group and (full or work.left() < 1):
-            rows += _measured_together(work, group)
-            group = []
-            waiting = 0
-            release(device)
-            continue
-        built = work.build(rest.pop(0), cache, None)
-        if built is not None:
-            group.append(built[0])
-            waiting += built[1]
-        del built  # otherwise the last case would keep its memory while the next group is built
+    rest: list[Call] = [(spec, None) for spec in specs]
+    rows: list[dict[str, Any]] = []
+    while rest and work.left() > 1:
+        rows += _measured_together(work, work.group(rest, cache, work.budget_bytes, GROUP_SECONDS))
+        release(device)
     frame = samples_frame(rows, gpu, source, campaign_id)
-    frame.attrs |= {
-        "unmeasured": work.unmeasured,
-        "cut": bool(rest or group),
-    }
+    frame.attrs |= {"unmeasured": work.unmeasured, "cut": bool(rest)}
     return frame
 
 
@@ -185,7 +169,33 @@ class Workbench:
         """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
-    def build(self, spec: Spec, cache: Cache, node: GraphNode | None) -> tuple[Timing, int] | None:
+    def group(
+        self, rest: list[Call], cache: Cache, most_bytes: int, seconds: float | None = None
+    ) -> list[Timing]:
+        """The next calls of `rest` as warmed-up cases that fit into memory together; they are taken out of `rest`.
+
+        Args:
+            rest: the calls, of which those without a benchmark are left out.
+            cache: state of the cache when a call starts.
+            most_bytes: bytes that the cases may hold.
+            seconds: largest expected time to measure them, and no more than what is left; None for no limit. Slow calls then
+                form small groups, so that none runs far past the deadline.
+        """
+        timings: list[Timing] = []
+        used_bytes, runs = 0, EVENT_REPETITIONS + REPETITIONS[self.device.type]
+        while rest and not (timings and used_bytes + table_bytes(rest[0][0]) > most_bytes):
+            if seconds is not None:
+                took_us = runs * sum(timing.took_us for timing in timings)
+                full = len(timings) >= MAX_CASES_IN_MEMORY
+                if full or self.left() < 1 or took_us > 1e6 * min(seconds, self.left()):
+                    break
+            built = self.build(*rest.pop(0), cache)
+            if built is not None:
+                timings.append(built[0])
+                used_bytes += built[1]
+        return timings
+
+    def build(self, spec: Spec, node: GraphNode | None, cache: Cache) -> tuple[Timing, int] | None:
         """A warmed-up case and the bytes that it holds; None if the call has no benchmark."""
         self.seed += 1
         make = Maker(self.device, self.seed)
@@ -254,38 +264,15 @@ def _measured_together(work: Workbench, group: list[Timing]) -> list[dict[str, A
     return [row for row in rows if row]
 
 
-def _distinct(
-    tables: Sequence[pd.DataFrame], replayers: Sequence[Replayer]
-) -> list[tuple[Spec, GraphNode | None]]:
+def _distinct(tables: Sequence[pd.DataFrame], replayers: Sequence[Replayer]) -> list[Call]:
     """Each call once, in order of first use, with the operator that makes it if a graph was given."""
-    calls: dict[Any, tuple[Spec, GraphNode | None]] = {}
+    calls: dict[Any, Call] = {}
     for number, table in enumerate(tables):
         for row in table.to_dict("records"):
             spec = spec_from_row(row)
             node = (replayers[number], int(row["node_id"])) if replayers else None
             calls.setdefault(spec.key, (spec, node))
     return list(calls.values())
-
-
-def _chunks(
-    work: Workbench, exact: Sequence[tuple[Spec, GraphNode | None]]
-) -> Iterator[tuple[list[Timing], float]]:
-    """Exact cases in groups that fit the memory, each with its share of the remaining time."""
-    index = 0
-    while index < len(exact):
-        timings: list[Timing] = []
-        start = index
-        used_bytes = 0
-        while index < len(exact) and (used_bytes < work.budget_bytes or not timings):
-            spec, node = exact[index]
-            built = work.build(spec, Cache.STEP, node)
-            if built is not None:
-                timings.append(built[0])
-                used_bytes += built[1]
-            index += 1
-        yield timings, (index - start) / (len(exact) - start)
-        del timings
-        release(work.device)
 
 
 def _measure_exact(
@@ -298,7 +285,8 @@ def _measure_exact(
     exact_seconds = time.monotonic() - begin
     rows = []
     while time.monotonic() < end:
-        group = list(_sampled(work, variants))
+        sampled: list[Call] = [(spec, None) for spec in islice(variants, MAX_CASES_IN_MEMORY)]
+        group = work.group(sampled, Cache.STEP, work.budget_bytes // 2)
         work.bench.measure(group, REPETITIONS[work.device.type])
         rows += [timing.row() for timing in group]
         if not group and (cuda or not exact):
@@ -311,19 +299,6 @@ def _measure_exact(
             exact_seconds += time.monotonic() - start
         del group
     return [row for row in [*(timing.row() for timing in exact), *rows] if row]
-
-
-def _sampled(work: Workbench, variants: Iterator[Spec]) -> Iterator[Timing]:
-    """The next sampled cases; fewer if they are large."""
-    used_bytes = 0
-    for spec in islice(variants, MAX_CASES_IN_MEMORY):
-        built = work.build(spec, Cache.STEP, None)
-        if built is None:
-            continue
-        yield built[0]
-        used_bytes += built[1]
-        if used_bytes > work.budget_bytes // 2:
-            return
 
 
 def samples_frame(

@@ -62,8 +62,6 @@ class Replayer:
             raise UnsupportedCallError(
                 f"{spec.family} {spec.op}: node {node_id} is not in the graph"
             )
-        if node.name == "aten::_embedding_bag_backward":
-            return _bag_backward(spec, node, make)
         operator = _operator(node.name)
         arguments = [
             self._argument(node, i, make) for i in range(max(len(node.inputs), len(node.values)))
@@ -143,36 +141,6 @@ def _bind_overload(
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             reason = (str(error).splitlines() or [reason])[0][:120]
     raise UnsupportedCallError(f"{name}: {reason}")
-
-
-def _bag_backward(spec: Spec, node: Node, make: Maker) -> Case:
-    """The gradient of one EmbeddingBag as autograd calls it, sparse or dense; the call gives the index distribution."""
-    aten = torch.ops.aten
-    gradient = node.tensor(0)
-    count = node.tensor(1).numel
-    bags = node.tensor(2).numel
-    numbers = [v for v in node.values if isinstance(v, int) and not isinstance(v, bool)]
-    flags = [v for v in node.values if isinstance(v, bool)]
-    rows = numbers[0] if numbers else count
-    sparse = bool(flags[-1]) if flags else False
-    weight = torch.empty(rows, gradient.shape[-1], device=make.device)
-    indices = make.indices(rows, count, str(spec.attributes.get("distribution", "uniform")))
-    offsets = torch.arange(
-        0,
-        count,
-        max(count // max(bags, 1), 1),
-        device=make.device,
-    )[:bags]
-    _, bag_of, sizes, most = aten._embedding_bag.default(weight, indices, offsets, False, 0, sparse)
-    grad = make.tensor(bags, gradient.shape[-1], dtype=gradient.dtype)
-    backward = aten._embedding_bag_backward.default
-    return Case(
-        spec,
-        lambda: backward(
-            grad, indices, offsets, bag_of, sizes, most, rows, False, 0, sparse, None, -1
-        ),
-        (grad,),
-    )
 
 
 def _tensors(arguments: list[Any]) -> list[Tensor]:

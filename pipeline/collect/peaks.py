@@ -28,6 +28,7 @@ from pipeline.collect.device import (
 from pipeline.collect.profiling import activities
 from pipeline.collect.trace_windows import load_events
 from pipeline.collect.unit_runner import Campaign, Outcome
+from pipeline.measured.campaign_files import PEAKS
 from pipeline.trace.kineto_fields import Category
 
 REPETITIONS = 4
@@ -95,7 +96,7 @@ def measure_peaks(campaign: Campaign, unit: str, measurement: Measurement) -> Ou
         if not rows or not still_computes(campaign.device):
             raise
         failure = f", then {type(error).__name__}: {error}"[:300]
-    campaign.folder.add_peaks(pd.DataFrame(rows))
+    campaign.folder.add(PEAKS, pd.DataFrame(rows))
     return {
         "rows": len(rows),
         "note": f"{len(rows)} rows{failure}",
@@ -239,7 +240,7 @@ def _small_step(device: torch.device) -> Callable[[], None]:
 
 def _plain_step_us(campaign: Campaign) -> float | None:
     """The small step's unprofiled time, as the campaign measured it before any profile."""
-    peaks = campaign.folder.peaks
+    peaks = campaign.folder.tables[PEAKS]
     values = list(peaks.loc[peaks["name"] == PLAIN_STEP, "value"]) if len(peaks) else []
     return float(values[-1]) if values else None
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import faulthandler
-import os
 import re
 import statistics
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.collect.campaign_folder import CampaignFolder, remove_parts
-from pipeline.collect.campaign_supervisor import EXIT_HUNG, report
+from pipeline.collect.campaign_folder import CampaignFolder
 from pipeline.collect.device import UnsupportedByDeviceError, out_of_memory, release, still_computes
 from pipeline.errors import InputError, MeasurementError, TableError, TraceError
 
@@ -27,9 +20,6 @@ if TYPE_CHECKING:
 
 WRITE_RESERVE_S = 4.0
 """Seconds of the time limit that are reserved for the last writes."""
-WATCHDOG_DELAY_S, LAST_RESORT_S = 25.0, 5.0
-"""A hanging unit is ended `WATCHDOG_DELAY_S` seconds after the time limit. `LAST_RESORT_S` seconds later, the process is also
-ended if the unit never returns control to Python."""
 Outcome = dict[str, Any]
 
 
@@ -147,35 +137,3 @@ class Campaign:
 
 def _first_line(text: str) -> str:
     return text.partition("\n")[0]
-
-
-@contextmanager
-def watchdog(deadline: float, out: Path) -> Iterator[None]:
-    """While the body runs, ensure that the process ends soon after the deadline, even if a unit hangs.
-
-    Args:
-        deadline: `time.monotonic()` at the time limit.
-        out: the campaign's folder, from which half-written files are removed.
-    """
-
-    def give_up() -> None:
-        report(
-            "error: a unit exceeded the time limit and was ended. Run the same command again to"
-            " continue"
-        )
-        remove_parts(out)
-        os._exit(EXIT_HUNG)
-
-    left = max(1.0, deadline + WATCHDOG_DELAY_S - time.monotonic())
-    timer = threading.Timer(left, give_up)
-    timer.daemon = True
-    timer.start()
-    if (
-        sys.__stderr__ is not None
-    ):  # a separate thread without the interpreter: works even if the GIL is never released
-        faulthandler.dump_traceback_later(left + LAST_RESORT_S, exit=True, file=sys.__stderr__)
-    try:
-        yield
-    finally:
-        timer.cancel()
-        faulthandler.cancel_dump_traceback_later()

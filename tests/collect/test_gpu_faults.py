@@ -81,7 +81,7 @@ def test_a_step_is_profiled_again_while_kernels_are_missing(tmp_path: Path) -> N
         campaign_steps.time_step(work, plan)
         campaign_steps.measure_step(work, plan)
         sessions = gpu.sessions
-    facts = json.loads(work.folder.step_times.iloc[0]["config"])
+    facts = json.loads(work.folder.tables["step_times.parquet"].iloc[0]["config"])
     assert (sessions > 2, facts["kernels_lost"]) == (True, 0)
 
 
@@ -99,7 +99,7 @@ def test_a_step_that_cannot_be_profiled_keeps_its_times(
     unit = work.folder.units[plan.unit]
     assert (unit["status"], unit["trace"]) == ("done", None)
     assert "not a profiler trace" in unit["note"]
-    row = work.folder.step_times.iloc[0]
+    row = work.folder.tables["step_times.parquet"].iloc[0]
     assert row["p10_us"] <= row["step_us"] <= row["p90_us"] and row["count"] >= 2
     assert "not a profiler trace" in json.loads(row["config"])["note"]
     assert check(work.folder.path) == []

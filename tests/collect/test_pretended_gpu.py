@@ -125,7 +125,7 @@ def test_a_step_runs_in_another_precision(dtype: str, tmp_path: Path, gpu: Prete
         measure_step(work, plan)
     on = dtype == "tf32"
     assert seen == {(on, on, "tf32" if on else "ieee")}
-    row = folder.step_times.iloc[0]
+    row = folder.tables["step_times.parquet"].iloc[0]
     assert row["variant"] == f"dtype-{dtype}"
     assert json.loads(row["config"])["config"]["dtype"] == dtype
     set_tf32("fp32")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,7 @@ class Spec:
     @property
     def backward(self) -> bool:
         """Whether the call computes a gradient of what `name` computes forward."""
-        return self.name.endswith("_backward") or self.phase == "backward"
+        return self.name.endswith(("_backward", "_gradient")) or self.phase == "backward"
 
     @property
     def element_bytes(self) -> int:
@@ -98,6 +98,34 @@ class Case:
     produced: tuple[Tensor, ...] = ()
     prepare: Callable[[], Any] | None = None
     note: dict[str, Any] = field(default_factory=dict)
+
+
+def differentiable(
+    spec: Spec,
+    make: Maker,
+    forward: Callable[[], Tensor],
+    wrt: Sequence[Tensor],
+    produced: tuple[Tensor, ...] = (),
+) -> Case:
+    """The forward call, or its gradients with respect to some tensors by autograd.
+
+    Direct calls of the backward operators are fragile, because they need cuDNN's reserve and saved indices.
+
+    Args:
+        spec: the call.
+        make: makes the gradient of the result.
+        forward: the forward call.
+        wrt: tensors that get gradients.
+        produced: inputs that the previous op would have just written; by default the first of `wrt`.
+    """
+    if not spec.backward:
+        return Case(spec, forward, produced or (wrt[0],))
+    for tensor in wrt:
+        tensor.requires_grad_()
+    with torch.enable_grad():
+        out = forward()
+    grad = make.tensor(*out.shape, dtype=spec.dtype)
+    return Case(spec, lambda: torch.autograd.grad(out, wrt, grad, retain_graph=True), (grad,))
 
 
 class Maker:

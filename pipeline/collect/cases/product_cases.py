@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.collect.cases.case import Case, Maker, Spec, UnsupportedCallError
+from pipeline.collect.cases.case import (
+    Case,
+    Maker,
+    Spec,
+    UnsupportedCallError,
+    differentiable,
+)
 from pipeline.collect.device import torch_dtype
 
 
@@ -41,7 +47,6 @@ def bmm(spec: Spec, make: Maker) -> Case:
 
 def conv2d(spec: Spec, make: Maker) -> Case:
     """Forward convolution, or its gradient for the data or the weights, depending on the family."""
-    aten = torch.ops.aten
     groups, side = spec.get("groups", 1), spec["kernel_size"]
     kernel = side, spec.get("kernel_size_w", side)
     stride = [spec.get("stride", 1), spec.get("stride_w", spec.get("stride", 1))]
@@ -49,14 +54,9 @@ def conv2d(spec: Spec, make: Maker) -> Case:
     c, size = spec["in_channels"], spec["input_size"]
     x = make.tensor(spec["B"], c, size, spec.get("input_size_w", size), dtype=spec.dtype)
     w = make.tensor(spec["out_channels"], c // groups, *kernel, dtype=spec.dtype)
-    options = None, stride, padding, [spec.get("dilation", 1)] * 2, False, [0, 0], groups
-    forward = partial(aten.convolution.default, x, w, *options)
-    if spec.family == "conv2d_forward":
-        return Case(spec, forward, (x,))
-    g = make.tensor(*forward().shape, dtype=spec.dtype)
-    wanted = [spec.family == "conv2d_backward_data", spec.family == "conv2d_backward_weight", False]
-    backward = partial(aten.convolution_backward.default, g, x, w, *options, wanted)
-    return Case(spec, backward, (g,))
+    options = None, stride, padding, spec.get("dilation", 1), groups
+    wrt = w if spec.family == "conv2d_backward_weight" else x
+    return differentiable(spec, make, partial(F.conv2d, x, w, *options), [wrt])
 
 
 def rnn(spec: Spec, make: Maker) -> Case:
@@ -111,15 +111,8 @@ def attention(spec: Spec, make: Maker) -> Case:
         for rows in (spec["M"], spec["N"], spec["N"])
     )
     causal = bool(spec.attributes.get("causal", False))
-    if not spec.backward:
-        return Case(
-            spec, lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v)
-        )
-    wrt = [tensor.requires_grad_() for tensor in (q, k, v)]
-    with torch.enable_grad():
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    grad = make.tensor(*out.shape, dtype=spec.dtype)
-    return Case(spec, lambda: torch.autograd.grad(out, wrt, grad, retain_graph=True), (grad,))
+    forward = partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
+    return differentiable(spec, make, forward, [q, k, v], (q, k, v))
 
 
 def _stored(make: Maker, spec: Spec, shape: tuple[int, ...], transposed: bool) -> Tensor:

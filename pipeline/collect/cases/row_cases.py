@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.collect.cases.case import Case, Maker, Spec, UnsupportedCallError
+from pipeline.collect.cases.case import (
+    Case,
+    Maker,
+    Spec,
+    UnsupportedCallError,
+    differentiable,
+)
 from pipeline.families import family
 
 Operation = Callable[..., Any]
@@ -141,25 +147,15 @@ def reduction(spec: Spec, make: Maker) -> Case:
 
 def loss(spec: Spec, make: Maker) -> Case:
     """`mse_loss`, `binary_cross_entropy` and `nll_loss` over B samples (of H classes)."""
-    aten, b, h = torch.ops.aten, spec["B"], max(spec.get("H", 1), 1)
+    b, h = spec["B"], max(spec.get("H", 1), 1)
     kind = spec.name.removesuffix("_backward").removesuffix("_forward")
-    if kind in ("mse_loss", "binary_cross_entropy"):
+    names = ("mse_loss", "binary_cross_entropy", "nll_loss")
+    operation = spec.chosen({name: getattr(F, name) for name in names}, kind)
+    if kind == "nll_loss":
+        x, y = make.tensor(b, h, dtype=spec.dtype), make.indices(h, b)
+    else:
         x, y = (make.tensor(b * h, dtype=spec.dtype).abs_().clamp_(0.01, 0.99) for _ in range(2))
-        one = make.tensor(1, dtype=spec.dtype).squeeze()
-        if not spec.backward:
-            return Case(spec, lambda: getattr(F, kind)(x, y), (x,))
-        backward = getattr(aten, f"{kind}_backward").default
-        weight = () if kind == "mse_loss" else (None,)
-        return Case(spec, lambda: backward(one, x, y, *weight, 1), (x,))
-    if kind != "nll_loss":
-        known = "mse_loss, binary_cross_entropy, nll_loss"
-        raise UnsupportedCallError(f"loss {spec.op}: known are {known}")
-    label, logits = make.indices(h, b), make.tensor(b, h, dtype=spec.dtype)
-    if not spec.backward:
-        return Case(spec, lambda: F.nll_loss(logits, label), (logits,))
-    with torch.enable_grad():
-        value = F.nll_loss(logits.requires_grad_(), label)
-    return Case(spec, lambda: torch.autograd.grad(value, logits, retain_graph=True))
+    return differentiable(spec, make, lambda: operation(x, y), [x])
 
 
 def stated(spec: Spec, make: Maker) -> Case:
@@ -169,22 +165,16 @@ def stated(spec: Spec, make: Maker) -> Case:
     x = make.tensor(spec.get("B", 1), spec["H"], dtype=spec.dtype)
     if kind.any_phase:
         return Case(spec, lambda: operation(x), (x,))
-    return _differentiable(spec, make, lambda: operation(x), [x])
+    return differentiable(spec, make, lambda: operation(x), [x])
 
 
 def layer_norm(spec: Spec, make: Maker) -> Case:
     """Layer norm with scale and shift; `..._weight...` is the gradient of only these two, `..._input` that of x."""
-    aten, h = torch.ops.aten, spec["H"]
+    h = spec["H"]
     x = make.tensor(spec.get("B", 1), h, dtype=spec.dtype)
     w, v = make.tensor(h, dtype=spec.dtype), make.tensor(h, dtype=spec.dtype)
-    if not spec.backward and "weight" not in spec.name:
-        return Case(spec, lambda: aten.native_layer_norm.default(x, [h], w, v, 1e-5), (x,))
-    _, mean, deviation = aten.native_layer_norm.default(x, [h], w, v, 1e-5)
-    grad = make.tensor(*x.shape, dtype=spec.dtype)
-    weights, inputs = "weight" in spec.name, "input" in spec.name
-    mask = [not weights, not inputs, not inputs]
-    backward = aten.native_layer_norm_backward.default
-    return Case(spec, lambda: backward(grad, x, [h], mean, deviation, w, v, mask), (grad,))
+    wrt = [w, v] if "weight" in spec.name else [x] if "input" in spec.name else [x, w, v]
+    return differentiable(spec, make, lambda: F.layer_norm(x, [h], w, v), wrt)
 
 
 def batch_norm(spec: Spec, make: Maker) -> Case:
@@ -192,18 +182,16 @@ def batch_norm(spec: Spec, make: Maker) -> Case:
     b, c, hw = spec["B"], spec["C"], spec["HW"]
     x, w, v = make.tensor(b, c, hw, 1, dtype=spec.dtype), make.tensor(c), make.tensor(c)
     mean, variance = make.tensor(c), make.tensor(c).abs_()
-    return _differentiable(
+    return differentiable(
         spec, make, lambda: F.batch_norm(x, mean, variance, w, v, True), [x, w, v]
     )
 
 
 def dropout(spec: Spec, make: Maker) -> Case:
     """Dropout of 10 % of B x H elements."""
-    aten, x = torch.ops.aten, make.tensor(spec.get("B", 1), spec["H"], dtype=spec.dtype)
-    if not spec.backward:
-        return Case(spec, lambda: aten.native_dropout.default(x, 0.1, True), (x,))
-    _, kept = aten.native_dropout.default(x, 0.1, True)
-    return Case(spec, lambda: aten.native_dropout_backward.default(x, kept, 1 / 0.9), (x,))
+    x = make.tensor(spec.get("B", 1), spec["H"], dtype=spec.dtype)
+    run = torch.ops.aten.native_dropout.default
+    return differentiable(spec, make, lambda: run(x, 0.1, True)[0], [x])
 
 
 def pooling(spec: Spec, make: Maker) -> Case:
@@ -221,21 +209,4 @@ def pooling(spec: Spec, make: Maker) -> Case:
     name = {"max_pool2d": "max", "avg_pool2d": "average", "adaptive_avg_pool2d": "adaptive"}.get(
         name, name
     )
-    return _differentiable(spec, make, spec.chosen(forward, name), [x])
-
-
-def _differentiable(
-    spec: Spec, make: Maker, forward: Callable[[], Tensor], wrt: Sequence[Tensor]
-) -> Case:
-    """The forward call, or its backward by autograd.
-
-    Direct calls of the backward operators are fragile, because they need cuDNN's reserve and saved indices.
-    """
-    if not spec.backward:
-        return Case(spec, forward, (wrt[0],))
-    for tensor in wrt:
-        tensor.requires_grad_()
-    with torch.enable_grad():
-        out = forward()
-    grad = make.tensor(*out.shape, dtype=spec.dtype)
-    return Case(spec, lambda: torch.autograd.grad(out, wrt, grad, retain_graph=True), (grad,))
+    return differentiable(spec, make, spec.chosen(forward, name), [x])
