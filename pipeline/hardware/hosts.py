@@ -70,7 +70,11 @@ def load_host(name: str) -> Host:
 def list_hosts() -> list[Host]:
     """All hosts: those with a file, then those of campaigns, by name."""
     files = [_read(path) for path in config_files("host").values()]
-    return [*files, *map(_of_campaign, campaign_gpus())]
+    campaigns = [
+        Host(gpu, f"the host of the measured {gpu}", gpu, log_sd=CAMPAIGN_LOG_SD)
+        for gpu in campaign_gpus()
+    ]
+    return [*files, *campaigns]
 
 
 def usual_host(gpu: GpuSpec) -> Host:
@@ -99,10 +103,6 @@ def host_of(usual: Host, name: str) -> Host:
             f"host={name}: gpu=local is measured with the host of this machine; leave host out"
         )
     return load_host(name)
-
-
-def _of_campaign(gpu: str) -> Host:
-    return Host(gpu, f"the host of the measured {gpu}", gpu, log_sd=CAMPAIGN_LOG_SD)
 
 
 def _read(path: Path) -> Host:

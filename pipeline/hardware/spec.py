@@ -225,37 +225,33 @@ _PER_SM = (
     "max_threads_per_sm", "max_warps_per_sm", "max_blocks_per_sm", "registers_per_sm",
     "shared_memory_per_sm_bytes",
 )  # fmt: skip
-_OPTIONAL = (
-    "aliases", "sources", "base_clock_mhz", "usable_memory_share", "tf32_tflop_per_s",
-    "bf16_tflop_per_s", "pcie_lanes", "fp64_tflop_per_s", "fp64_tensor_tflop_per_s",
-    "nvlink_bidirectional_gb_per_s", "measured_fp32_gflop_per_s", "measured_dram_gb_per_s",
-    "measured_l2_gb_per_s", "idle_w", "min_power_limit_w", "max_power_limit_w", "power_limit_w",
-    "clock_mhz", *_PER_SM,
-)  # fmt: skip
 RUN_AT = ("power_limit_w", "clock_mhz")
 """Keys of how a card is run: options of every GPU, whether or not its file states them."""
 _TEXTS = ("name", "architecture", "aliases", "sources")
 """Keys whose values are no numbers."""
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp64", "fp64_tensor")
 """Rates of arithmetic that a file may state."""
+_UNCHANGED = (
+    "boost_clock_mhz", "dram_gb_per_s", "tdp_w", "idle_w", "min_power_limit_w", "max_power_limit_w",
+    "power_limit_w", "measured_fp32_gflop_per_s", "measured_dram_gb_per_s", "measured_l2_gb_per_s",
+)  # fmt: skip
+"""Keys that are fields of `GpuSpec`, in its units."""
 _CONVERTED = {
-    "boost_clock_mhz": ("boost_clock_mhz", 1.0),
-    "dram_gb_per_s": ("dram_gb_per_s", 1.0),
-    **{
-        key: (key, 1.0)
-        for key in ("tdp_w", "idle_w", "min_power_limit_w", "max_power_limit_w", "power_limit_w")
-    },
+    **{key: (key, 1.0) for key in _UNCHANGED},
     "clock_mhz": ("locked_clock_mhz", 1.0),
     **{f"{dtype}_tflop_per_s": (f"{dtype}_gflop_per_s", 1e3) for dtype in DTYPES},
-    **{key: (key, 1.0) for key in _OPTIONAL if key.startswith("measured_")},
     "nvlink_bidirectional_gb_per_s": ("nvlink_gb_per_s", 0.5),
 }
 """Keys of a file with the field of `GpuSpec` and the factor to its unit; a key without a value is None."""
+_KNOWN = {
+    *_REQUIRED, *_TEXTS, *_PER_SM, *_CONVERTED, "base_clock_mhz", "usable_memory_share",
+    "pcie_lanes",
+}  # fmt: skip
 
 
 def is_known_key(key: str) -> bool:
     """Whether a GPU file may hold this key."""
-    return key in _REQUIRED + _OPTIONAL
+    return key in _KNOWN
 
 
 def read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
@@ -275,23 +271,23 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
         raise ConfigError(f"{where}: {', '.join(missing)} is missing")
     if unknown := [str(key) for key in values if not is_known_key(key)]:
         raise ConfigError(f"{where}: unknown key {', '.join(map(repr, unknown))}")
+    numbers: dict[str, float] = {}
     for key in (key for key, value in values.items() if key not in _TEXTS and value is not None):
         try:
-            float(values[key])
+            numbers[key] = float(values[key])
         except (TypeError, ValueError):
             raise ConfigError(f"{where}: {key}={values[key]!r} is no number") from None
-    architecture, capability = str(values["architecture"]), float(values["compute_capability"])
+    architecture, capability = str(values["architecture"]), numbers["compute_capability"]
     limits = stated_row(architecture, capability)
-    per_sm: dict[str, Any] = {key: getattr(limits, key, None) for key in _PER_SM}
-    per_sm |= {key: int(values[key]) for key in _PER_SM if values.get(key) is not None}
+    per_sm: dict[str, Any] = {key: numbers.get(key, getattr(limits, key, None)) for key in _PER_SM}
     if without := [key for key, value in per_sm.items() if value is None]:
         raise ConfigError(
             f"{where}: unknown architecture {architecture} {capability}: state {', '.join(without)}"
         )
-    generation, generations = int(values["pcie_generation"]), sorted(PCIE_LANE_GB_PER_S)
+    generation, generations = numbers["pcie_generation"], sorted(PCIE_LANE_GB_PER_S)
     if generation not in generations:
         raise ConfigError(
-            f"{where}: pcie_generation {generation} is unknown: choose one of {generations}"
+            f"{where}: pcie_generation {generation:g} is unknown: choose one of {generations}"
         )
     aliases, sources = values.get("aliases") or [], values.get("sources") or {}
     if not isinstance(aliases, (list, tuple)):
@@ -299,23 +295,22 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
     if not isinstance(sources, Mapping):
         raise ConfigError(f"{where}: sources must map figures to texts")
     figures: dict[str, Any] = {
-        field_name: None if values.get(key) is None else factor * float(values[key])
+        field_name: factor * numbers[key] if key in numbers else None
         for key, (field_name, factor) in _CONVERTED.items()
     }
+    figures |= {key: int(value) for key, value in per_sm.items()}
+    lanes = int(numbers.get("pcie_lanes", 16))
     return GpuSpec(
         name=str(values["name"]),
         aliases=tuple(map(str, aliases)),
         architecture=architecture,
         compute_capability=capability,
-        sms=int(values["sms"]),
-        l2_bytes=int(float(values["l2_mib"]) * MIB),
-        memory_bytes=int(float(values["memory_gib"]) * GIB),
-        usable_memory_share=float(values.get("usable_memory_share") or USABLE_SHARE),
-        base_clock_mhz=float(values.get("base_clock_mhz") or values["boost_clock_mhz"]),
-        pcie_gb_per_s=PCIE_EFFICIENCY
-        * PCIE_LANE_GB_PER_S[generation]
-        * int(values.get("pcie_lanes") or 16),
-        **per_sm,
+        sms=int(numbers["sms"]),
+        l2_bytes=int(numbers["l2_mib"] * MIB),
+        memory_bytes=int(numbers["memory_gib"] * GIB),
+        usable_memory_share=numbers.get("usable_memory_share", USABLE_SHARE),
+        base_clock_mhz=numbers.get("base_clock_mhz", numbers["boost_clock_mhz"]),
+        pcie_gb_per_s=PCIE_EFFICIENCY * PCIE_LANE_GB_PER_S[int(generation)] * lanes,
         **figures,
         sources={str(key): str(text) for key, text in sources.items()},
     )
@@ -327,58 +322,55 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
     Raises:
         ConfigError: a figure is implausible; the message names the figure and its plausible range.
     """
-    plain, dram = spec.fp32_gflop_per_s / 1e3, spec.dram_gb_per_s
-    ranges: dict[str, tuple[float | None, float, float]] = {
-        "sms": (spec.sms, 1, 512),
-        "l2_mib": (spec.l2_bytes / MIB, 0.25, 512),
-        "memory_gib": (spec.memory_bytes / GIB, 1, 1024),
-        "usable_memory_share": (spec.usable_memory_share, 0.5, 1),
-        "boost_clock_mhz": (spec.boost_clock_mhz, 300, 4000),
-        "base_clock_mhz": (spec.base_clock_mhz, 100, spec.boost_clock_mhz),
-        "dram_gb_per_s": (spec.dram_gb_per_s, 20, 30000),
-        "tdp_w": (spec.tdp_w, 15, 3000),
+    plain, dram, boost = spec.fp32_gflop_per_s / 1e3, spec.dram_gb_per_s, spec.boost_clock_mhz
+    fields = {key: (getattr(spec, name), factor) for key, (name, factor) in _CONVERTED.items()}
+    stated = {key: value / factor for key, (value, factor) in fields.items() if value is not None}
+    stated |= {
+        "sms": spec.sms,
+        "l2_mib": spec.l2_bytes / MIB,
+        "memory_gib": spec.memory_bytes / GIB,
+        "usable_memory_share": spec.usable_memory_share,
+        "base_clock_mhz": spec.base_clock_mhz,
+    }
+    ranges: dict[str, tuple[float, float]] = {
+        "sms": (1, 512),
+        "l2_mib": (0.25, 512),
+        "memory_gib": (1, 1024),
+        "usable_memory_share": (0.5, 1),
+        "boost_clock_mhz": (300, 4000),
+        "base_clock_mhz": (100, boost),
+        "dram_gb_per_s": (20, 30000),
+        "tdp_w": (15, 3000),
     }
     if spec.limits is not None:
-        clocked = 2 * spec.sms * spec.limits.fp32_lanes_per_sm * spec.boost_clock_mhz / 1e6
-        ranges["fp32_tflop_per_s"] = (plain, 0.85 * clocked, 1.15 * clocked)
+        clocked = 2 * spec.sms * spec.limits.fp32_lanes_per_sm * boost / 1e6
+        ranges["fp32_tflop_per_s"] = (0.85 * clocked, 1.15 * clocked)
     ranges |= {
         # boards of one name differ in boost clock by up to about 10 %, so a measured peak may exceed the datasheet a little
-        "measured_fp32_gflop_per_s": (spec.measured_fp32_gflop_per_s, 400 * plain, 1150 * plain),
-        "measured_dram_gb_per_s": (spec.measured_dram_gb_per_s, 0.4 * dram, 1.15 * dram),
-        "nvlink_bidirectional_gb_per_s": (
-            spec.nvlink_gb_per_s and 2 * spec.nvlink_gb_per_s,
-            25,
-            10_000,
+        "measured_fp32_gflop_per_s": (400 * plain, 1150 * plain),
+        "measured_dram_gb_per_s": (0.4 * dram, 1.15 * dram),
+        "nvlink_bidirectional_gb_per_s": (25, 10_000),
+        "measured_l2_gb_per_s": (0.5 * dram, 20 * dram),
+        "idle_w": (0.05 * spec.tdp_w, 0.6 * spec.tdp_w),
+        "min_power_limit_w": (0.1 * spec.tdp_w, spec.tdp_w),
+        "max_power_limit_w": (spec.tdp_w, 2 * spec.tdp_w),
+        "power_limit_w": spec.power_limits_w,
+        "clock_mhz": (LEAST_CLOCK * boost, boost),
+        **dict.fromkeys(
+            ("fp16_tflop_per_s", "bf16_tflop_per_s", "tf32_tflop_per_s"), (0.5 * plain, 64 * plain)
         ),
-        "measured_l2_gb_per_s": (spec.measured_l2_gb_per_s, 0.5 * dram, 20 * dram),
+        "fp64_tflop_per_s": (plain / 128, 1.15 * plain),
+        "fp64_tensor_tflop_per_s": (plain / 128, 2.3 * plain),
     }
-    least_w, most_w = spec.power_limits_w
-    ranges |= {
-        "idle_w": (spec.idle_w, 0.05 * spec.tdp_w, 0.6 * spec.tdp_w),
-        "min_power_limit_w": (spec.min_power_limit_w, 0.1 * spec.tdp_w, spec.tdp_w),
-        "max_power_limit_w": (spec.max_power_limit_w, spec.tdp_w, 2 * spec.tdp_w),
-        "power_limit_w": (spec.power_limit_w, least_w, most_w),
-        "clock_mhz": (
-            spec.locked_clock_mhz,
-            LEAST_CLOCK * spec.boost_clock_mhz,
-            spec.boost_clock_mhz,
-        ),
-    }
-    over_plain = {
-        **dict.fromkeys(("fp16", "bf16", "tf32"), (0.5, 64.0)),
-        "fp64": (1 / 128, 1.15),
-        "fp64_tensor": (1 / 128, 2.3),
-    }
-    for dtype, (low, high) in over_plain.items():
-        rate = getattr(spec, f"{dtype}_gflop_per_s")
-        ranges[f"{dtype}_tflop_per_s"] = (rate and rate / 1e3, low * plain, high * plain)
-    for key, (value, low, high) in ranges.items():
-        if key in RUN_AT and value is not None and not low <= value <= high:
+    for key, (low, high) in ranges.items():
+        value = stated.get(key)
+        if value is None or low <= value <= high:
+            continue
+        if key in RUN_AT:
             raise ConfigError(f"{where}.{key}={value:g}: {spec.name} takes {low:g} to {high:g}")
-        if value is not None and not low <= value <= high:
-            raise ConfigError(
-                f"{where}: {key} = {value:g} is implausible, expected {low:g} to {high:g}"
-            )
+        raise ConfigError(
+            f"{where}: {key} = {value:g} is implausible, expected {low:g} to {high:g}"
+        )
 
 
 def has_tf32(gpu: GpuSpec) -> bool:

@@ -68,8 +68,8 @@ class Algorithm:
         bytes: least number of bytes moved, shape (rows,).
         x: features, shape (rows, features).
         us: time of the arithmetic in µs; that of `flops` in fp32 if None.
-        tile_bytes: bytes that all tiles together read, shape (rows,); None for algorithms without this time.
-        chain_us: time in µs of consecutive steps, shape (rows,); None for algorithms without this time.
+        tile_bytes: bytes that all tiles together read, shape (rows,); 0 for algorithms without this time.
+        chain_us: time in µs of consecutive steps, shape (rows,); 0 for algorithms without this time.
         norm: exponent of the norm over arithmetic and memory times; None for the exponent of the family.
     """
 
@@ -77,8 +77,8 @@ class Algorithm:
     bytes: Array
     x: Array
     us: Array | None = None
-    tile_bytes: Array | None = None
-    chain_us: Array | None = None
+    tile_bytes: Array | float = 0.0
+    chain_us: Array | float = 0.0
     norm: float | None = None
 
 

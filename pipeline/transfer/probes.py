@@ -18,7 +18,6 @@ Probes that disagree with the others have less weight (Student's t). `steptime k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -206,15 +205,6 @@ class ProbePrior:
         others = (self.level, self.op, *self.spreads)
         return np.asarray(from_effects + sum(sigma**2 for sigma in others))
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> ProbePrior:
-        """Build from the values of a model's JSON; the defaults where a model has none."""
-
-        def plain(value: Any) -> Any:
-            return tuple(map(plain, value)) if isinstance(value, list | tuple) else float(value)
-
-        return cls(**{name: plain(value) for name, value in values.items()})
-
 
 def _squared_distances(x: Any, y: Any) -> Any:
     """Squared distances of two sets of points, shape (rows of x, rows of y)."""
@@ -246,7 +236,7 @@ class Calibration:
     @cached_property
     def prior(self) -> ProbePrior:
         """The family's covariance."""
-        return ProbePrior.of(self.model.probe_prior)
+        return ProbePrior(**self.model.probe_prior)
 
     def predict(self, calls: pd.DataFrame) -> tuple[Array, Array, Array]:
         """Kernel time and latency in µs, and the log distance from each to its p90; each of shape (rows,)."""
@@ -272,7 +262,7 @@ def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Ca
         gpu: the GPU of the probes.
     """
     target = np.log(probes["latency_us"].to_numpy(dtype=float))
-    prior, count = ProbePrior.of(model.probe_prior), len(CORRECTED_EFFECTS)
+    prior, count = ProbePrior(**model.probe_prior), len(CORRECTED_EFFECTS)
     scale = np.asarray(prior.effects[:count]) ** 2
     correction, trust = Correction(), np.ones(len(probes))
     inputs = covariance_inputs(model, probes, gpu, correction)
@@ -326,7 +316,7 @@ def choose_probes(
         count: number of probes.
     """
     pool = candidates.iloc[:: max(1, -(-len(candidates) // MAX_CANDIDATES))]
-    prior, inputs = ProbePrior.of(model.probe_prior), covariance_inputs(model, pool, gpu)
+    prior, inputs = ProbePrior(**model.probe_prior), covariance_inputs(model, pool, gpu)
     covariance = prior.covariance(inputs, inputs)
     chosen: list[int] = []
     for _ in range(min(count, len(pool))):

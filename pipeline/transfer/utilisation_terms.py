@@ -128,13 +128,9 @@ def _terms(algorithms: list[Algorithm], gpu: GpuSpec) -> Terms:
             us = np.where(able, arithmetic_us(gpu, np.where(able, algorithm.flops, 1.0)), np.inf)
         return np.log(us)
 
-    def or_none(values: Array | None, moved: Array) -> Array:
-        return np.zeros_like(moved) if values is None else values
-
     dram_bytes_per_us = 1e3 * sustained_dram_gb_per_s(gpu)
-    moved = np.stack([each.bytes for each in algorithms])
-    tile_bytes = np.stack([or_none(each.tile_bytes, each.bytes) for each in algorithms])
-    chains = np.stack([or_none(each.chain_us, each.bytes) for each in algorithms])
+    parts = [np.broadcast_arrays(each.bytes, each.tile_bytes, each.chain_us) for each in algorithms]
+    moved, tile_bytes, chains = np.stack(parts, axis=1)
     x = np.stack([each.x for each in algorithms])
     return Terms(
         np.stack([log_us(each) for each in algorithms]),
