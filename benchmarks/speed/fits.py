@@ -14,8 +14,10 @@ from evaluation.pages.markdown import markdown
 from pipeline.datasets.neusight import read_samples
 from pipeline.flow import PUBLIC_FAMILIES
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.error_metrics import metrics
+from pipeline.kernels.fit_family import with_predictions
 from pipeline.kernels.fit_gpu import calibrate_physics, fit_family
-from pipeline.kernels.samples import split_by_shape
+from pipeline.kernels.samples import assign_folds, clean_samples
 from pipeline.paths import datasets_dir, project_dir
 
 GPUS = ("V100", "A100-PCIE-40GB")
@@ -48,15 +50,16 @@ def complete(rounds: int) -> pd.DataFrame:
     for gpu in map(load_gpu, GPUS):
         samples = read_samples(root, gpu.name)
         for seed in range(rounds):
-            held = split_by_shape(samples, 0.2, seed)
-            memory, offset_us, _ = calibrate_physics(samples[~held], gpu)
-            known = {"memory": memory, "offset_us": offset_us, "held_out": held}
+            held = assign_folds(samples, 5, seed) == 0
+            train = samples[~held]
+            memory, offset_us, _ = calibrate_physics(train, gpu)
             for name in PUBLIC_FAMILIES:
                 if (gpu.name, name, seed) in done:
                     continue
-                errors = fit_family(samples, gpu, name, seed=seed, **known).metrics
-                row = {"gpu": gpu.name, "family": name, "seed": seed}
-                row |= {each: errors[each] for each in ("gmae", "fit_s")}
+                fit = fit_family(train, gpu, name, seed=seed, memory=memory, offset_us=offset_us)
+                unseen = clean_samples(samples[held & (samples["family"] == name)])
+                row = {"gpu": gpu.name, "family": name, "seed": seed, "fit_s": fit.metrics["fit_s"]}
+                row |= {"gmae": metrics(with_predictions(fit.model, unseen))["gmae"]}
                 found = pd.concat([found, pd.DataFrame([row])], ignore_index=True)
                 found.to_csv(TABLE, index=False)
     return found

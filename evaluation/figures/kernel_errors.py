@@ -105,7 +105,7 @@ def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
 
     Returns:
         A table of these columns.
-        Model: gpu, family, variant, evidence, split, measured_on, samples, held_out.
+        Model: gpu, family, variant, evidence, split, measured_on, samples.
         Errors, as fractions: gmae, mape, bias, coverage, above_floor_gmae.
         The GMAE of each tenth of the calls by size (`DECILES`), missing if a model does not store it.
     """
@@ -127,7 +127,7 @@ def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
 
 
 _MODEL_COLUMNS = (
-    "gpu", "family", "variant", "evidence", "split", "measured_on", "samples", "held_out",
+    "gpu", "family", "variant", "evidence", "split", "measured_on", "samples",
 )  # fmt: skip
 _ERROR_COLUMNS = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", *DECILES)
 

@@ -218,12 +218,8 @@ def block(
 
 
 def _tested_on(row: Mapping[Any, Any]) -> str:
-    """Number of samples that a family's error covers: the held-out ones, or all if each was held out once."""
-    count = (
-        row.get("held_out")
-        if pd.notna(row.get("held_out")) and row.get("held_out")
-        else row.get("samples")
-    )
+    """Number of samples that a family's error covers: all, because each was held out once."""
+    count = row.get("samples")
     return "" if count is None or pd.isna(count) else str(int(count))
 
 

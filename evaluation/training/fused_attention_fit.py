@@ -75,7 +75,7 @@ def fit_constants(
     from scipy.optimize import least_squares
 
     shape, target = Shape.of(samples), np.log(samples["kernel_us"].to_numpy(dtype=np.float64))
-    peak = Physics.of(gpu).peak_flop_per_us(Dims(samples))
+    peak = Physics.of(gpu).flop_per_us(Dims(samples).dtype)
     weight, pull = _weights(samples, shape), START_WEIGHT * np.sqrt(len(samples) / 100.0)
     low, high = (np.log(astuple(ends)) for ends in (LOWER_BOUNDS, UPPER_BOUNDS))
 

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def write_fitted(
     path: Path, fitted: Mapping[str, FittedAttention], provenance: Mapping[str, Any]
 ) -> None:
     """Write the constants fitted on several GPUs as JSON, and add the file to its folder's manifest."""
-    write_by_gpu(path, {gpu: found.to_json() for gpu, found in fitted.items()}, provenance)
+    write_by_gpu(path, {gpu: asdict(found) for gpu, found in fitted.items()}, provenance)
     record_file(path)
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from pipeline.hardware.find_gpu import load_gpu, same_chip_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.collective_bandwidth import FAMILY as COLLECTIVE
 from pipeline.kernels.collective_bandwidth import collective_model
-from pipeline.kernels.estimate import Estimate, KernelModel, merge
+from pipeline.kernels.estimate import Estimate, KernelModel, converted, merge
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fused_attention import FAMILY as ATTENTION
 from pipeline.kernels.fused_attention import AttentionModel, FittedAttention
@@ -250,7 +250,7 @@ class TensorCoreGemmModel(KernelModel):
         if ratio is None:
             # without the cross-GPU model: scaled by the ratio of the peaks
             here, there = (
-                Physics.of(gpu).peak_flop_per_us(Dims(rows))
+                Physics.of(gpu).flop_per_us(Dims(rows).dtype)
                 for gpu, rows in ((self.gpu, calls), (self.measured, plain))
             )
             ratio = there / here
@@ -306,7 +306,7 @@ def read_fitted(path: Path) -> dict[str, FittedAttention]:
     Raises:
         PackError: the file is damaged or of another format.
     """
-    return read_by_gpu(path, FittedAttention.from_json)
+    return read_by_gpu(path, partial(converted, kind=FittedAttention))
 
 
 def kernel_of(gpu: GpuSpec) -> str | None:

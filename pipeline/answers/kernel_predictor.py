@@ -31,6 +31,7 @@ from pipeline.kernels.estimate import (
     Floor,
     KernelModel,
     Session,
+    converted,
     merge,
     session_of,
 )
@@ -368,10 +369,10 @@ def predictor_of(
         description = read_description(folder)
         if "physics" in description:
             with reading(folder / DESCRIPTION, REFIT_ADVICE):
-                curve = BandwidthCurve.from_json(description["physics"]["memory"])
+                curve = converted(description["physics"]["memory"], BandwidthCurve)
                 physics, calibrated = physics.calibrate(curve, str(description["evidence"])), True
                 if "floor" in description:
-                    floor = Floor.from_json(description["floor"])
+                    floor = converted(description["floor"], Floor)
         if "variant" in description and description["variant"] != "curve":
             models[name] = fitted = FittedModel.load(folder, gpu)
             own |= (

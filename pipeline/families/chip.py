@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
 from pipeline.arrays import Array, Texts
-from pipeline.families.dims import Dims, values_of
+from pipeline.families.dims import values_of
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import LOW_POWER_W, sustained_dram_gb_per_s
 
@@ -56,15 +55,6 @@ class BandwidthCurve:
         return replace(
             self, peak_gb_per_s=factor * self.peak_gb_per_s, low_gb_per_s=factor * self.low_gb_per_s
         )
-
-    def to_json(self) -> dict[str, float]:
-        """Plain numbers."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, float]) -> BandwidthCurve:
-        """Read the result of `to_json`."""
-        return cls(**{key: float(value) for key, value in values.items()})
 
 
 LINK_START_US = 1.5
@@ -160,10 +150,6 @@ class Chip:
             return self.memory.start_us
         us = (start or (self.memory.start_us, OTHER_START_US))[self.is_recent]
         return us * min(START_CLOCK_MHZ[self.is_recent] / self.mhz, 1.0)
-
-    def peak_flop_per_us(self, d: Dims) -> Array:
-        """Attainable throughput for the dtype of each call, FLOP per microsecond."""
-        return self.flop_per_us(d.dtype)
 
     def flop_per_us(self, dtype: Texts) -> Array:
         """Attainable throughput of each dtype, FLOP per microsecond, shape (rows,)."""

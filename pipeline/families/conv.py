@@ -93,46 +93,34 @@ def conv_spread(c: Calls, usual: float) -> Array | float:
 def conv_columns(columns: Columns, calls: Calls) -> None:
     """Sizes, tiles and waves of implicit products, of Winograd's products, and of its fused kernels."""
     c, sms = ConvShape.of(calls.d), calls.chip.sms
-    sizes = {"in": c.in_channels, "out": c.out_channels, "size": c.height}
     rows, depth, width, groups = implicit_product(calls.family.name, calls.d)
-    columns.logs(B=c.batch, **sizes, window=c.window, positions=rows, depth=depth)
+    sizes = c.in_channels, c.out_channels, c.height
+    columns.log(c.batch, *sizes, c.window, rows, depth)
     for tile_m, tile_k in CONV_TILES:
         blocks = groups * np.ceil(rows / tile_m) * np.ceil(width / tile_k)
-        wave_columns(
-            columns,
-            f"{tile_m}x{tile_k}",
-            blocks,
-            groups * rows * width / (blocks * tile_m * tile_k),
-            sms,
-        )
+        wave_columns(columns, blocks, groups * rows * width / (blocks * tile_m * tile_k), sms)
     # Winograd works on tiles of 4 x 4 (or 2 x 2) outputs: 36 (16) products of tiles x in x out channels
     for edge, products in ((4.0, 36.0), (2.0, 16.0)):
         tiles = c.batch * np.ceil(c.out_height / edge) * np.ceil(c.out_width / edge)
-        columns.log(
-            f"winograd {edge:.0f} flops", 2.0 * products * tiles * c.in_channels * c.out_channels
-        )
-        columns.log(f"winograd {edge:.0f} tiles", tiles)
-        columns.add(
-            f"edge {edge:.0f} efficiency", c.out_height / (edge * np.ceil(c.out_height / edge))
-        )
+        columns.log(2.0 * products * tiles * c.in_channels * c.out_channels, tiles)
+        columns.add(c.out_height / (edge * np.ceil(c.out_height / edge)))
     # products of the unfused variant; their grids have tiles along x, out channels along y, and 36 along z
     tiles = c.batch * np.ceil(c.out_height / 4.0) * np.ceil(c.out_width / 4.0)
     for tile_m, tile_k in ((128, 128), (64, 64), (32, 128)):
         blocks = 36.0 * np.ceil(tiles / tile_m) * np.ceil(c.out_channels / tile_k)
         useful = 36.0 * tiles * c.out_channels / (blocks * tile_m * tile_k)
-        wave_columns(columns, f"unfused {tile_m}x{tile_k}", blocks, useful, sms)
+        wave_columns(columns, blocks, useful, sms)
     # the fused variant: `tileNHW` in its kernel name counts images and 2 x 2 outputs; a block has 32 out channels
     for images, high, wide in ((1.0, 4.0, 8.0), (4.0, 4.0, 2.0), (2.0, 4.0, 4.0)):
         tall, broad = np.ceil(c.out_height / (2.0 * high)), np.ceil(c.out_width / (2.0 * wide))
         blocks = np.ceil(c.batch / images) * np.ceil(c.out_channels / 32.0) * tall * broad
         useful = c.outputs / (blocks * images * high * wide * 4.0 * 32.0)
-        label = f"fused {images:.0f}{high:.0f}{wide:.0f}"
-        wave_columns(columns, label, blocks, useful, sms)
-        columns.log(f"time {label}", np.ceil(blocks / sms) * np.ceil(c.in_channels / 8.0))
-    for label, values in {**sizes, "positions": rows}.items():
-        columns.add(f"alignment {label}", alignment(values))
-    columns.log("fft size", np.exp2(np.ceil(np.log2(np.maximum(c.height + 2.0, 2.0)))))
-    columns.logs(inputs=c.inputs, outputs=c.outputs, weights=c.weights)
+        wave_columns(columns, blocks, useful, sms)
+        columns.log(np.ceil(blocks / sms) * np.ceil(c.in_channels / 8.0))
+    columns.add(*map(alignment, (*sizes, rows)))
+    # FFT sizes
+    columns.log(np.exp2(np.ceil(np.log2(np.maximum(c.height + 2.0, 2.0)))))
+    columns.log(c.inputs, c.outputs, c.weights)
 
 
 def _family(name: str, start: tuple[float, float], colour: str) -> Family:

@@ -20,31 +20,23 @@ MIN_LOG_ARGUMENT = 1e-9
 
 
 class Columns:
-    """Named feature columns in the order of their appearance."""
+    """Feature columns, in the order in which a family adds them."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
         self.arrays: list[Array] = []
 
-    def add(self, name: str, values: npt.ArrayLike) -> None:
-        """Append one column."""
-        self.names.append(name)
-        self.arrays.append(np.asarray(values, dtype=float))
+    def add(self, *columns: npt.ArrayLike) -> None:
+        """Append columns."""
+        self.arrays += [np.asarray(values, dtype=float) for values in columns]
 
-    def log(self, name: str, values: Array) -> None:
-        """Append log2 of a positive quantity."""
-        self.add(f"log {name}", np.log2(np.maximum(values, MIN_LOG_ARGUMENT)))
-
-    def logs(self, **columns: Array) -> None:
-        """Append log2 of several quantities by name."""
-        for name, values in columns.items():
-            self.log(name, values)
+    def log(self, *quantities: Array) -> None:
+        """Append log2 of positive quantities."""
+        self.add(*(np.log2(np.maximum(values, MIN_LOG_ARGUMENT)) for values in quantities))
 
     def stack(self) -> Array:
         """Matrix of shape (rows, columns), with each column in contiguous memory; NaN become 0, infinities 60 or -60."""
         matrix = np.stack(self.arrays)
-        if not np.isfinite(matrix).all():
-            np.nan_to_num(matrix, copy=False, nan=0.0, posinf=60.0, neginf=-60.0)
+        np.nan_to_num(matrix, copy=False, nan=0.0, posinf=60.0, neginf=-60.0)
         return matrix.T
 
 
@@ -55,13 +47,12 @@ def alignment(values: Array, largest: int = 5) -> Array:
     return np.asarray(np.minimum(np.log2(lowest_bit), largest))
 
 
-def wave_columns(columns: Columns, label: str, blocks: Array, useful: Array, sms: int) -> None:
-    """Add waves at one block per SM, mean occupancy of these waves, and the useful share of the tiles' area."""
-    waves = blocks / max(sms, 1)
-    columns.log(f"waves {label}", waves)
-    columns.log(f"whole waves {label}", np.ceil(waves))
-    columns.add(f"wave efficiency {label}", waves / np.maximum(np.ceil(waves), 1.0))
-    columns.add(f"tile efficiency {label}", useful)
+def wave_columns(columns: Columns, blocks: Array, useful: Array, sms: int) -> None:
+    """Add waves at one block per SM, whole waves, mean occupancy of these, and the useful share of the tiles' area."""
+    waves = blocks / sms
+    whole = np.ceil(waves)
+    columns.log(waves, whole)
+    columns.add(waves / np.maximum(whole, 1.0), useful)
 
 
 class Law(Enum):
@@ -185,32 +176,29 @@ def by_element_us(
 
 def plain_columns(columns: Columns, c: Calls) -> None:
     """Add dims, and for rows x width families the mapping of rows to warps, blocks and vectors."""
-    d, sms = c.d, c.chip.gpu.sms
-    for dim in c.family.dims:
-        if dim in d.table.columns and dim not in IO:
-            columns.log(dim, d(dim, 1.0))
+    d, sms = c.d, c.chip.sms
+    columns.log(*(d(dim, 1.0) for dim in c.family.dims if dim in d.table.columns and dim not in IO))
     if not {"B", "H"} <= set(c.family.required):
         return
     rows, width = d("B", 1.0), d("H", 1.0)
     elements, one = rows * width, np.ones(d.rows)
-    columns.log("elements", elements)
-    columns.add("alignment width", alignment(width))
-    columns.add("alignment elements", alignment(elements))
-    columns.log("padded width", np.exp2(np.ceil(np.log2(np.maximum(width, 1.0)))))
-    columns.add("short rows", width <= MAX_WARP_ROW)
-    columns.log("l2 share", elements * d.element_bytes() / max(c.chip.gpu.l2_bytes, 1))
+    columns.log(elements)
+    columns.add(alignment(width), alignment(elements))
+    columns.log(np.exp2(np.ceil(np.log2(np.maximum(width, 1.0)))))
+    columns.add(width <= MAX_WARP_ROW)
+    columns.log(elements * d.element_bytes() / max(c.chip.gpu.l2_bytes, 1))
     for per_block in (1.0, 4.0, 8.0):
-        wave_columns(columns, f"{per_block:.0f} rows", np.ceil(rows / per_block), one, sms)
+        wave_columns(columns, np.ceil(rows / per_block), one, sms)
     # layer norm and long softmax: one block per row, with 128 threads of four elements each
     steps = np.ceil(width / 512.0)
-    columns.log("row steps", steps)
-    columns.add("row step efficiency", width / (512.0 * steps))
+    columns.log(steps)
+    columns.add(width / (512.0 * steps))
     for resident in (8.0, 16.0):
-        waves = rows / (c.chip.sms * resident)
-        whole, label = np.ceil(waves), f"{resident:.0f} resident"
-        columns.add(f"wave efficiency {label}", waves / np.maximum(whole, 1.0))
-        columns.log(f"row time {label}", whole * steps)
-    wave_columns(columns, "512 elements", np.ceil(elements / 512.0), one, sms)
+        waves = rows / (sms * resident)
+        whole = np.ceil(waves)
+        columns.add(waves / np.maximum(whole, 1.0))
+        columns.log(whole * steps)
+    wave_columns(columns, np.ceil(elements / 512.0), one, sms)
 
 
 MAX_WARP_ROW = 1024

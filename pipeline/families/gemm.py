@@ -98,29 +98,26 @@ def bmm_limit(c: Calls, kernel_us: Array, inside: Flags, transferred: bool) -> t
 def columns(to: Columns, c: Calls) -> None:
     """Sizes, tiles and waves of the fp32 kernels."""
     (m, n, k, b), sms = sizes(c.d), c.chip.sms
-    to.logs(B=b, M=m, N=n, K=k)
+    to.log(b, m, n, k)
     blocks = {
         (wide, high): b * np.ceil(k / wide) * np.ceil(m / high) for wide, high in PRODUCT_TILES
     }
-    labels = {tile: f"{tile[0]}x{tile[1]}" for tile in PRODUCT_TILES}
-    for tile, label in labels.items():
+    for tile in PRODUCT_TILES:
         useful = b * k * m / (blocks[tile] * tile[0] * tile[1])
-        wave_columns(to, label, blocks[tile], useful, sms)
+        wave_columns(to, blocks[tile], useful, sms)
     # two to four blocks with large tiles fit on an SM, so that a wave has two to four times as many
     for tile in PRODUCT_TILES[:3]:
         for resident in (2.0, 4.0):
             waves = blocks[tile] / (sms * resident)
-            label = f"wave efficiency {labels[tile]} {resident:.0f} resident"
-            to.add(label, waves / np.ceil(waves))
-    for name, values in (("M", m), ("N", n), ("K", k)):
-        to.add(f"alignment {name}", alignment(values))
-    to.log("aspect", k / m)
+            to.add(waves / np.ceil(waves))
+    to.add(*map(alignment, (m, n, k)))
+    to.log(k / m)
     # a step of the reduction is 8 wide (16 in sliced kernels); the last step may be partly empty
     steps = np.ceil(n / 8.0)
-    to.log("steps", steps)
-    to.add("step efficiency", n / (8.0 * steps))
+    to.log(steps)
+    to.add(n / (8.0 * steps))
     for tile in ((128, 128), (64, 64)):
-        to.log(f"time {labels[tile]}", np.ceil(blocks[tile] / sms) * (steps + 4.0))
+        to.log(np.ceil(blocks[tile] / sms) * (steps + 4.0))
 
 
 FAMILIES = (

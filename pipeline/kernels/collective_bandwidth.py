@@ -181,9 +181,11 @@ class CollectiveModel(KernelModel):
 
     def inside_us(self, op: str, ranks: Array, size: Array) -> Array:
         """Times inside one node, µs; a single rank takes none."""
-        source, time = self.sources.get(op), np.zeros(len(size))
+        source, time = self.sources.get(op), np.full(len(size), np.nan)
         if source is None:
-            return time * np.nan if self.cluster is None else self._formula_us(op, ranks, size)
+            if self.cluster is not None:
+                time = node_us(op, ranks, size, self.gpu, self.cluster)
+            return np.where(ranks > 1.0, time, 0.0)
         measured = np.array(sorted(source.curves))
         nearest = measured[np.abs(np.log(ranks[:, None] / measured)).argmin(axis=1)]
         moved = size * bus_share(op, ranks)
@@ -194,10 +196,6 @@ class CollectiveModel(KernelModel):
             longer = hops(op, ranks) - hops(source.op, nearest.astype(float))
             time = np.maximum(time + longer * self.cluster.latency_us, self.cluster.latency_us)
         return np.where(ranks > 1.0, time, 0.0)
-
-    def _formula_us(self, op: str, ranks: Array, size: Array) -> Array:
-        assert self.cluster is not None
-        return np.where(ranks > 1.0, node_us(op, ranks, size, self.gpu, self.cluster), 0.0)
 
     def _nodes(self, d: Dims) -> Array:
         """Nodes of each call; where they are not stated, as many as its ranks need."""

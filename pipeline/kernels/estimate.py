@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -23,6 +24,8 @@ from pipeline.families.family import Law
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import LOW_POWER_W
 from pipeline.model_files import SHARED, read_by_gpu, shipped_file
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -152,12 +155,6 @@ class Floor:
     default_us: float
     by_op: Mapping[str, float]
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Floor:
-        """From the values of `family.json`."""
-        by_op = {str(op): float(floor) for op, floor in values["by_op"].items()}
-        return cls(float(values["offset_us"]), float(values["default_us"]), by_op)
-
     def of(self, ops: Texts) -> Array:
         """Floor of each row's op, shape (rows,)."""
         return values_of(ops, self.by_op, self.default_us)
@@ -211,20 +208,6 @@ class Quantiles:
         """(low, high) log factors, low <= 0 <= high, each of shape (rows,)."""
         return np.interp(log_time, self.knots, self.low), np.interp(log_time, self.knots, self.high)
 
-    def to_json(self) -> dict[str, list[float]]:
-        """The fields as plain lists, for JSON."""
-        return {
-            key: [round(value, 6) for value in getattr(self, key)]
-            for key in ("knots", "low", "high")
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Sequence[float]]) -> Quantiles:
-        """Rebuild from the values of `to_json`."""
-        return cls(
-            *(tuple(float(value) for value in values[key]) for key in ("knots", "low", "high"))
-        )
-
     @classmethod
     def constant(cls, factor: float) -> Quantiles:
         """The same factor in both directions at all times."""
@@ -276,11 +259,6 @@ class Session:
     low: float
     high: float
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, float]) -> Session:
-        """Read an entry of the file."""
-        return cls(float(values["low"]), float(values["high"]))
-
 
 def session_of(gpu: GpuSpec, family: str) -> Session:
     """The session error of a family's kernels on a GPU: that of the card if it was measured twice, else of other cards.
@@ -319,9 +297,16 @@ def clock_notes(gpu: GpuSpec) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def _read_sessions(path: Path | None) -> dict[str, dict[str, Session]]:
-    read: dict[str, dict[str, Session]] = {}
-    return (
-        read_by_gpu(path, lambda card: {name: Session.from_json(of) for name, of in card.items()})
-        if path
-        else read
-    )
+    return read_by_gpu(path, partial(converted, kind=dict[str, Session])) if path else {}
+
+
+def converted(values: Any, kind: type[T]) -> T:
+    """JSON values as an object of a class of models.
+
+    Raises:
+        ValueError: the values are not those of its fields.
+    """
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None

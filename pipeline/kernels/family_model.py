@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from pipeline.kernels.estimate import (
     Floor,
     KernelModel,
     Quantiles,
+    converted,
     joined,
     merge,
 )
@@ -78,8 +79,8 @@ def write_physics(
         "variant": "curve",
         "evidence": "fitted",
         "source": sources,
-        "physics": {"memory": memory.to_json()},
-        "floor": {**vars(floor), "by_op": dict(floor.by_op)},
+        "physics": {"memory": vars(memory)},
+        "floor": vars(floor),
         "fitted_on": "element-wise ops, whose traffic is known",
         "fit_error": round(error, 6),
     }
@@ -116,12 +117,11 @@ MEMBERS: dict[type[Member], str] = {Network: "network", Trees: "trees", Gaussian
 """Name of each kind of member in `family.json`."""
 
 
-@dataclass(frozen=True)
-class FittedModel(KernelModel):
-    """The model of one family on one GPU.
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What a family's `family.json` states of a fit.
 
     Attributes:
-        member: a network, trees or Gaussian processes; None: baseline only.
         inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, as in the paper), or `constant`
             (all samples were equal: the floor).
         floor: the relation of latencies to kernel times; `prior_scale` corrects physics for kernels under the floor.
@@ -129,22 +129,32 @@ class FittedModel(KernelModel):
         floor_trust: factor on the learned part of latencies at the floor, 0 to 1.
         extra: knots (log undisturbed latency, microseconds) of the session disturbance, which is added to latencies.
         latency_quantiles, kernel_quantiles: intervals of the latency, and of the undisturbed time.
-        description: further entries of `family.json`: metrics, provenance, seed, split.
     """
 
     family: str
-    gpu: GpuSpec
     variant: str
     scope: Scope
     floor: Floor
     memory: BandwidthCurve
     latency_quantiles: Quantiles
     kernel_quantiles: Quantiles
-    member: Member | None = None
     inputs: str = "derived"
     prior_scale: float = 1.0
     floor_trust: float = 1.0
     extra: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (0.0,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedModel(Fit, KernelModel):
+    """The model of one family on one GPU.
+
+    Attributes:
+        member: a network, trees or Gaussian processes; None: baseline only.
+        description: further entries of `family.json`: metrics, provenance, seed, split.
+    """
+
+    gpu: GpuSpec
+    member: Member | None = None
     description: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -184,11 +194,8 @@ class FittedModel(KernelModel):
     def features(self, calls: pd.DataFrame) -> Array:
         """Inputs of the members, shape (rows, columns)."""
         if self.inputs == "raw":
-            values, _ = features.raw_features(self.family, calls)
-            ops = Dims(calls).op
-            kinds = [ops == op for op in self.scope.ops] if len(self.scope.ops) > 1 else []
-            return np.column_stack([values, *kinds])
-        return features.derived_features(self.family, calls, self.gpu, self.scope.ops)[0]
+            return features.raw_features(self.family, calls, self.scope.ops)
+        return features.derived_features(self.family, calls, self.gpu, self.scope.ops)
 
     def without_drift(self, calls: pd.DataFrame, table_rows: int = 0) -> Array:
         """Log latency without the session's disturbance, for calls within the range of the samples.
@@ -278,23 +285,14 @@ class FittedModel(KernelModel):
             tensors = {PREFIX + name: values for name, values in member.tensors().items()}
             write_arrays(folder / ARRAYS_FILE, tensors)
             former.discard(folder / ARRAYS_FILE)
+        fit = Fit(**{entry.name: getattr(self, entry.name) for entry in fields(Fit)})
         values = {
             **self.description,
-            "family": self.family,
+            **asdict(fit),
             "gpu": self.gpu.name,
-            "variant": self.variant,
             "evidence": self.evidence,
             "feature_version": features.VERSION,
-            "inputs": self.inputs,
-            "scope": self.scope.to_json(),
-            "floor": {**vars(self.floor), "by_op": dict(self.floor.by_op)},
-            "memory": self.memory.to_json(),
-            "prior_scale": self.prior_scale,
-            "floor_trust": self.floor_trust,
-            "extra": self.extra,
             "members": [MEMBERS[type(member)]] if member else [],
-            "latency_quantiles": self.latency_quantiles.to_json(),
-            "kernel_quantiles": self.kernel_quantiles.to_json(),
         }
         write_json(folder / DESCRIPTION, values, sealed=True)
         for path in former:
@@ -314,25 +312,9 @@ class FittedModel(KernelModel):
                 f"{folder}: features of version {values.get('feature_version')}; {REFIT_ADVICE}"
             )
         with reading(folder / DESCRIPTION, REFIT_ADVICE):
-            kinds = [str(kind) for kind in values["members"]]
+            kinds, fit = converted(values["members"], list[str]), converted(values, Fit)
         member = _load_member(folder, kinds)
-        with reading(folder / DESCRIPTION, REFIT_ADVICE):
-            return cls(
-                str(values["family"]),
-                gpu,
-                str(values["variant"]),
-                Scope.from_json(values["scope"]),
-                Floor.from_json(values["floor"]),
-                BandwidthCurve.from_json(values["memory"]),
-                Quantiles.from_json(values["latency_quantiles"]),
-                Quantiles.from_json(values["kernel_quantiles"]),
-                member,
-                str(values["inputs"]),
-                float(values["prior_scale"]),
-                float(values.get("floor_trust", 1.0)),
-                (tuple(values["extra"][0]), tuple(values["extra"][1])),
-                values,
-            )
+        return cls(gpu=gpu, member=member, description=values, **vars(fit))
 
 
 def _load_member(folder: Path, kinds: list[str]) -> Member | None:

@@ -11,7 +11,6 @@ are outside.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,18 +31,18 @@ samples do not fill the range of sizes. With 11 % of an H100's products in TF32,
 element-wise samples in bf16, those of another H100 were 32 % too short."""
 
 
-def raw_features(name: str, calls: pd.DataFrame) -> tuple[Array, list[str]]:
-    """Inputs of the paper (Lin et al.): only log2 of the dims, shape (rows, dims)."""
+def raw_features(name: str, calls: pd.DataFrame, ops: tuple[str, ...] = ()) -> Array:
+    """Inputs of the paper (Lin et al.): log2 of the dims, and a column for each op; shape (rows, columns)."""
     columns, d = Columns(), Dims(calls)
-    for dim in family(name).dims:
-        if dim in calls.columns and calls[dim].notna().any():
-            columns.log(dim, d(dim, 1.0))
-    return columns.stack(), columns.names
+    present = (dim for dim in family(name).dims if dim in calls.columns)
+    columns.log(*(d(dim, 1.0) for dim in present if calls[dim].notna().any()))
+    _add_ops(columns, d, ops)
+    return columns.stack()
 
 
 def derived_features(
     name: str, calls: pd.DataFrame, gpu: GpuSpec, ops: tuple[str, ...] = ()
-) -> tuple[Array, list[str]]:
+) -> Array:
     """Derived features of calls of one family.
 
     Args:
@@ -53,23 +52,23 @@ def derived_features(
         ops: ops that get one column each, in the order of a fitted model.
 
     Returns:
-        Matrix of shape (rows, columns), and the columns' names. The columns depend only on the family, the dims present
-        and `ops`.
+        Matrix of shape (rows, columns). The columns depend only on the family, the dims present and `ops`.
     """
     columns, physics = Columns(), Physics.of(gpu)
     own = physics.calls(name, calls)
     work = own.work
-    columns.log("bytes", work.bytes)
-    columns.log("physics", physics.reference_us(name, calls))
+    columns.log(work.bytes, physics.reference_us(name, calls))
     if own.family.law is Law.COMPUTE:
-        columns.log("flops", work.flops)
-        columns.log("intensity", (work.flops + 1.0) / np.maximum(work.bytes, 1.0))
+        columns.log(work.flops, (work.flops + 1.0) / np.maximum(work.bytes, 1.0))
     own.family.columns(columns, own)
+    _add_ops(columns, own.d, ops)
+    return columns.stack()
+
+
+def _add_ops(columns: Columns, d: Dims, ops: tuple[str, ...]) -> None:
+    """A column for each of several ops: which calls are of it."""
     if len(ops) > 1:
-        kinds = own.d.op
-        for op in ops:
-            columns.add(f"op {op}", kinds == op)
-    return columns.stack(), columns.names
+        columns.add(*(d.op == op for op in ops))
 
 
 WINDOW_DIMS = ("kernel_size", "stride", "padding", "groups", "dilation")
@@ -224,21 +223,6 @@ class Scope:
             parts = np.where(cached, parts, 1.0)
             dims = {long: dims[long] / parts, short: dims[short] * parts}
         return dims
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields, for JSON."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Scope:
-        """Rebuild from the values of `to_json`."""
-        ranges = {
-            str(key): (float(ends[0]), float(ends[1])) for key, ends in values["ranges"].items()
-        }
-        sampled_windows = tuple(tuple(map(float, window)) for window in values["windows"])
-        ops, dtypes, phases = (tuple(map(str, values[key])) for key in ("ops", "dtypes", "phases"))
-        marks = tuple(map(str, values.get("marks", ())))
-        return cls(ops, dtypes, phases, ranges, sampled_windows, str(values["name"]), marks)
 
 
 def windows(calls: pd.DataFrame) -> Array:

@@ -75,15 +75,16 @@ class Fitter:
         self.measured, self.timed = floors.kernel_times(train)
         floor = floors.estimate_floor(train, physics, offset_us)
         scope = Scope.of(name, train, family(name).dims)
+        uncalibrated = Quantiles.constant(UNCALIBRATED_SPREAD)
         self.base = FittedModel(
-            name,
-            gpu,
-            "roofline",
-            scope,
-            Floor(0.0, 0.0, {}) if self.timed else floor,
-            physics.memory,
-            Quantiles.constant(UNCALIBRATED_SPREAD),
-            Quantiles.constant(UNCALIBRATED_SPREAD),
+            family=name,
+            gpu=gpu,
+            variant="roofline",
+            scope=scope,
+            floor=Floor(0.0, 0.0, {}) if self.timed else floor,
+            memory=physics.memory,
+            latency_quantiles=uncalibrated,
+            kernel_quantiles=uncalibrated,
         )
         self.clamped = scope.clamp(train)[0]
         self.base = replace(self.base, prior_scale=self._prior_scale(physics))

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.arrays import Flags
 from pipeline.errors import InputError, SteptimeError, UnknownNameError
 from pipeline.families import family, work_of
 from pipeline.families.chip import BandwidthCurve
@@ -26,8 +25,8 @@ from pipeline.kernels import latency_floor as floors
 from pipeline.kernels.error_metrics import gmae_by_size, metrics
 from pipeline.kernels.estimate import Floor
 from pipeline.kernels.family_model import FittedModel, write_physics
-from pipeline.kernels.fit_family import Fitter, typical_error, with_predictions
-from pipeline.kernels.samples import check_rates, clean_samples, families_of, split_by_shape
+from pipeline.kernels.fit_family import Fitter, typical_error
+from pipeline.kernels.samples import check_rates, clean_samples, families_of
 
 VARIANTS = ("auto", "process", "trees", "mlp", "mlp_paper", "roofline")
 """Variants of kernel models:
@@ -56,9 +55,8 @@ class FittedFamily:
 
     Attributes:
         model: the model, ready to predict and to save.
-        metrics: gmae, mape, coverage, ... of the held-out shapes, as fractions. Without held-out shapes they come from
-            cross-validation; with a single sample they are NaN. Also `fit_s` (processor time) and
-            `predict_us_per_row`.
+        metrics: gmae, mape, coverage, ... of cross-validation by shape, as fractions; NaN with a single sample. Also `fit_s`
+            (processor time) and `predict_us_per_row`.
         test: the rows of the metrics: dims, latency_us, predicted_us, p10_us, p90_us, floor_us.
         parameters: variant, seed and recipe, for tracking.
     """
@@ -87,8 +85,8 @@ class Task:
     """What is fitted: usable samples of one family, in the order of measurement, and what is known of its GPU.
 
     Attributes:
-        train, held_out: the samples that are learned, and those of unseen shapes.
-        measured: names of GPUs and sources of all samples.
+        samples: the samples.
+        measured: names of their GPUs and sources.
         memory: bandwidth curve fitted on the GPU's samples; if None, that of the spec.
         offset_us: microseconds that event timing adds to a kernel.
     """
@@ -96,8 +94,7 @@ class Task:
     gpu: GpuSpec
     name: str
     seed: int
-    train: pd.DataFrame
-    held_out: pd.DataFrame
+    samples: pd.DataFrame
     measured: dict[str, list[str]]
     memory: BandwidthCurve | None
     offset_us: float
@@ -109,44 +106,29 @@ class Task:
         gpu: GpuSpec,
         name: str,
         seed: int,
-        held_out: Flags,
         memory: BandwidthCurve | None,
         offset_us: float,
     ) -> Task:
-        """Clean and check the samples of a family; `held_out` marks rows of `samples`.
+        """Clean and check the samples of a family.
 
         Raises:
-            UnknownNameError, TableError, InputError: as `fit_family`.
+            UnknownNameError, TableError: as `fit_family`.
         """
         family(name)
-        own = samples.assign(held_out=held_out)[samples["family"] == name].reset_index(drop=True)
-        table = clean_samples(own, f"samples of {name}")
+        table = clean_samples(samples[samples["family"] == name], f"samples of {name}")
         check_rates(table, gpu, name)
-        unseen = table.pop("held_out").to_numpy(dtype=bool)
-        if unseen.all():
-            raise InputError(
-                f"{name}: no shape is left for training; give more samples or a smaller test share"
-            )
-        train, test = (table[rows].reset_index(drop=True) for rows in (~unseen, unseen))
-        return cls(gpu, name, seed, train, test, _origin(table), memory, offset_us)
+        return cls(gpu, name, seed, table, _origin(table), memory, offset_us)
 
     def check(self, variant: str) -> None:
         """Refuse an unknown variant, and one that these samples are too many for."""
         if variant not in VARIANTS:
             raise UnknownNameError("kernel model variant", variant, list(VARIANTS))
-        rows, most = len(self.train), MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES
+        rows, most = len(self.samples), MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES
         if variant == "process" and rows > most:
             raise InputError(
                 f"{self.name}: {rows} samples, but the variant process takes at most {most};"
                 " fit auto"
             )
-
-    @property
-    def judged_by(self) -> str:
-        """Where the rows of the metrics come from."""
-        if len(self.held_out):
-            return "held-out shapes"
-        return "cross-validation by shape" if len(self.train) > 1 else "none"
 
 
 def _origin(samples: pd.DataFrame) -> dict[str, list[str]]:
@@ -165,10 +147,8 @@ def fit_family(
     variant: str = "auto",
     seed: int = 0,
     *,
-    test_share: float = 0.0,
     memory: BandwidthCurve | None = None,
     offset_us: float = DEFAULT_OFFSET_US,
-    held_out: Flags | None = None,
 ) -> FittedFamily:
     """Fit one family of one GPU.
 
@@ -177,23 +157,16 @@ def fit_family(
         gpu: the device.
         name: the family.
         variant: one of `VARIANTS`.
-        seed: of split, folds and weights; the same seed gives the same model on one machine.
-        test_share: share of the family's shapes held out for the metrics.
+        seed: of folds and weights; the same seed gives the same model on one machine.
         memory: bandwidth curve fitted on this GPU's samples; if None, that of the spec.
         offset_us: microseconds that event timing adds to a kernel.
-        held_out: rows of `samples` to hold out, instead of a split by `test_share`.
 
     Raises:
         UnknownNameError: no such family or variant.
         TableError: no usable sample, or samples faster than the GPU (`samples.check_rates`).
-        InputError: no training shape is left, or there are too many samples for the variant `process`.
+        InputError: there are too many samples for the variant `process`.
     """
-    if held_out is None:
-        family(name)
-        held_out = np.zeros(len(samples), dtype=bool)
-        own = (samples["family"] == name).to_numpy()
-        held_out[own] = split_by_shape(samples[own], test_share, seed)
-    return _fit(Task.of(samples, gpu, name, seed, held_out, memory, offset_us), variant)
+    return _fit(Task.of(samples, gpu, name, seed, memory, offset_us), variant)
 
 
 def _fit(task: Task, variant: str) -> FittedFamily:
@@ -201,21 +174,19 @@ def _fit(task: Task, variant: str) -> FittedFamily:
     from threadpoolctl import threadpool_limits
 
     task.check(variant)
-    started, train, test = time.thread_time(), task.train, task.held_out
+    started, train, judged = time.thread_time(), task.samples, len(task.samples) > 1
     with threadpool_limits(limits=1):
         steps = Fitter(train, task.gpu, task.name, task.seed, task.memory, task.offset_us)
         model, out_of_fold = steps.fit(variant)
-        if not test.empty:
-            scores = with_predictions(model, test)
-        elif 1 < len(train) < fitter.MIN_GAUSSIAN_PROCESS_SAMPLES:
+        if 1 < len(train) < fitter.MIN_GAUSSIAN_PROCESS_SAMPLES:
             scores = steps.with_leave_one_out_predictions(variant)
         else:
             scores = steps.with_out_of_fold_predictions(model, out_of_fold)
     figures = metrics(scores) | gmae_by_size(scores, work_of(task.name, scores).bytes)
-    if task.judged_by == "none":
+    if not judged:
         figures |= dict.fromkeys(JUDGEMENTS, float("nan"))
     figures |= {"fit_s": time.thread_time() - started}
-    rows, started = (train if test.empty else test).head(2000), time.perf_counter()
+    rows, started = train.head(2000), time.perf_counter()
     model.predict(rows)
     figures |= {"predict_us_per_row": (time.perf_counter() - started) / len(rows) * 1e6}
     shown = {key: figures[key] for key in (*JUDGEMENTS, "rows") if key in figures}
@@ -223,11 +194,10 @@ def _fit(task: Task, variant: str) -> FittedFamily:
         "evidence": "fitted",
         "seed": task.seed,
         "samples": len(train),
-        "held_out": len(test),
         **task.measured,
         "feature_version": features.VERSION,
         "notes": steps.notes,
-        "split": task.judged_by,
+        "split": "cross-validation by shape" if judged else "none",
         "metrics": {key: round(value, 6) for key, value in shown.items() if np.isfinite(value)},
     }
     facts = {"gpu": task.gpu.name, "family": task.name, "variant": model.variant, "seed": task.seed}
@@ -253,7 +223,6 @@ def fit_gpu(
     variants: Sequence[str] = ("auto",),
     seed: int = 0,
     *,
-    test_share: float = 0.0,
     workers: int = 1,
     on_fit: Callable[[FittedFamily], None] | None = None,
 ) -> dict[str, FittedFamily]:
@@ -265,7 +234,7 @@ def fit_gpu(
         out_dir: receives one folder per family, and `copy` with the bandwidth curve where it can be fitted.
         families: families to fit; if None, all that have samples.
         variants: variants to fit; the one with the smallest `FittedFamily.rank` is saved.
-        seed, test_share: as for `fit_family`.
+        seed: as for `fit_family`.
         workers: number of processes; each fits one family at a time.
         on_fit: called in this process after every fit (for tracking).
 
@@ -274,14 +243,11 @@ def fit_gpu(
         SteptimeError: a process was killed, most likely because memory ran out.
     """
     out_dir, wanted = Path(out_dir), families_of(samples, families)
-    held_out = np.zeros(len(samples), dtype=bool)
-    if test_share > 0:
-        held_out = split_by_shape(samples, test_share, seed)
-    memory, offset_us, error = calibrate_physics(samples[~held_out], gpu)
+    memory, offset_us, error = calibrate_physics(samples, gpu)
     # the longest fits start first, so that none runs alone at the end
     counts = samples["family"].value_counts()
     tasks = [
-        Task.of(samples, gpu, name, seed, held_out, memory, offset_us)
+        Task.of(samples, gpu, name, seed, memory, offset_us)
         for name in sorted(wanted, key=lambda name: -counts[name])
     ]
     fits = [*product(tasks, variants)]

@@ -11,9 +11,7 @@ own peak, SMs, bandwidth and L2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -245,28 +243,6 @@ class FittedAttention:
     widths: tuple[float, float]
     open: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers."""
-        constants = {key: round(value, 5) for key, value in asdict(self.constants).items()}
-        return {
-            "constants": constants,
-            "tiles": self.tiles,
-            "quantiles": self.quantiles.to_json(),
-            "widths": self.widths,
-            "open": self.open,
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> FittedAttention:
-        """Read the result of `to_json`."""
-        constants = Constants(**{key: float(value) for key, value in values["constants"].items()})
-        tiles, widths = (
-            (float(values[key][0]), float(values[key][1])) for key in ("tiles", "widths")
-        )
-        return cls(
-            constants, tiles, Quantiles.from_json(values["quantiles"]), widths, bool(values["open"])
-        )
-
 
 @dataclass(frozen=True)
 class AttentionModel(KernelModel):
@@ -301,7 +277,7 @@ class AttentionModel(KernelModel):
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of calls; intervals widen outside the samples' widths and masks, for backward, and on another GPU."""
         shape, figures, d = Shape.of(calls), Physics.of(self.gpu), Dims(calls)
-        peak, masked = figures.peak_flop_per_us(d), d.op_in((MASKED,))
+        peak, masked = figures.flop_per_us(d.dtype), d.op_in((MASKED,))
         time = attention_us(self.fitted.constants, self.fitted.tiles, self.gpu, peak, shape)
         older = self._flash2(d)
         if self.gpu.architecture == "hopper":

@@ -72,6 +72,14 @@ class Periodic:
         return np.concatenate([columns, units.reshape(-1, rows)]).T
 
 
+PERIODIC_SHAPES: Shapes = {
+    "periodic_frequency": ("inputs", "frequencies"),
+    "periodic_units": ("inputs", "waves", "units"),
+    "periodic_offset": ("inputs", "units"),
+}
+"""Shapes of the arrays in which the fields of `Periodic` are saved, in their order."""
+
+
 @dataclass(frozen=True)
 class Network:
     """A trained network: standardisation and weights, float32.
@@ -117,9 +125,7 @@ class Network:
         def double(arrays: Sequence[Floats]) -> tuple[Floats, ...]:
             return tuple(array.astype(float) for array in arrays)
 
-        periodic = self.periodic and Periodic(
-            *double((self.periodic.frequency, self.periodic.weight, self.periodic.bias))
-        )
+        periodic = self.periodic and Periodic(*double([*vars(self.periodic).values()]))
         return replace(
             self, weights=double(self.weights), biases=double(self.biases), periodic=periodic
         )
@@ -150,11 +156,7 @@ class Network:
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             arrays |= {f"weight{i}": weight.astype(np.float16), f"bias{i}": bias}
         if self.periodic is not None:
-            arrays |= {
-                "periodic_frequency": self.periodic.frequency,
-                "periodic_units": self.periodic.weight,
-                "periodic_offset": self.periodic.bias,
-            }
+            arrays |= dict(zip(PERIODIC_SHAPES, vars(self.periodic).values(), strict=True))
         return arrays
 
     @classmethod
@@ -170,11 +172,7 @@ class Network:
         shapes: Shapes = {"mean": ("inputs",), "scale": ("inputs",), "target": (3,)}
         shapes |= layer_shapes([f"width{i}" for i in range(layers + 1)])
         if "periodic_frequency" in arrays:
-            shapes |= {
-                "periodic_frequency": ("inputs", "frequencies"),
-                "periodic_units": ("inputs", "waves", "units"),
-                "periodic_offset": ("inputs", "units"),
-            }
+            shapes |= PERIODIC_SHAPES
         sizes = check_shapes("network", arrays, shapes)
         first = sizes["inputs"] * (1 + sizes.get("units", 0))
         waves = 2 * sizes.get("frequencies", 0)
@@ -184,7 +182,7 @@ class Network:
             )
         target_mean, target_scale, residual = arrays["target"].astype(float)
         single = {name: arrays[name].astype(np.float32) for name in shapes}
-        periodic = [single[name] for name in shapes if name.startswith("periodic")]
+        periodic = [single[name] for name in PERIODIC_SHAPES if name in single]
         return cls(
             single["mean"],
             single["scale"],

@@ -85,7 +85,7 @@ class Physics(Chip):
     def least_moving_us(self, name: str, calls: pd.DataFrame) -> Array:
         """Time of the bytes that L2 cannot hold at the datasheet's bandwidth, us, shape (rows,): no call is faster."""
         beyond = self.calls(name, calls).work.bytes - self.gpu.l2_bytes
-        return np.asarray(np.maximum(beyond, 0.0) / (1e3 * self.gpu.dram_gb_per_s))
+        return np.maximum(beyond, 0.0) / (1e3 * self.gpu.dram_gb_per_s)
 
     def least_us(self, name: str, calls: pd.DataFrame) -> Array:
         """Arithmetic at the datasheet's peak where nothing was measured (fp64, fp32 volumes), us, shape (rows,); else 0."""

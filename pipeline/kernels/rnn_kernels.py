@@ -246,7 +246,7 @@ def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics)
     kernels = np.where(sizes.backward, BACKWARD_STEP_LAUNCHES, STEP_LAUNCHES) + sizes.projected
     launched = sizes.layers * sizes.directions * sizes.steps * kernels * LAUNCH_US
     plain = np.maximum(steps * (step + kernels * GAP_US), launched)
-    peak = physics.peak_flop_per_us(d)
+    peak = physics.flop_per_us(d.dtype)
     multiplied = 2.0 * sizes.batch * sizes.gates * sizes.hidden**2
     large = sizes.steps * (PERSISTENT_US + multiplied / (PERSISTENT_SHARE * peak))
     without_small = np.where(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime, timedelta
+from numbers import Number
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,12 +61,6 @@ TORCH_DTYPES = {
 }  # fmt: skip
 """PyTorch's names of dtypes, in lower case, where they differ from ours."""
 
-NO_NUMBERS = ("datetime", "timedelta", "period", "date", "time", "duration", "timestamp")
-"""Types of columns that pandas would convert to numbers in another unit."""
-
-NO_NUMBER_TYPES = {dict, list, np.ndarray, bytes, date, datetime, timedelta}
-"""Types of values that are no numbers, in columns of mixed or nested types."""
-
 
 def read_table(path: str | Path) -> pd.DataFrame:
     """Read a parquet table of samples or calls; a named pandas index becomes a column.
@@ -75,19 +69,22 @@ def read_table(path: str | Path) -> pd.DataFrame:
         TableError: the file is missing or not parquet, or a column of numbers holds dates, durations or truth values.
     """
     table = read_frame(path, "name another", "name a parquet table")
-    for name in (*DIMS, "latency_us"):
-        types = [str(kind) for kind in table.dtypes[table.columns == name]]
-        if len(types) > 1:
+    for name in table.columns.intersection([*DIMS, "latency_us"]):
+        column = table[name]
+        if column.ndim > 1:
             raise TableError(f"{path}: column {name} is there twice; keep one")
-        held = types[0] if types else ""
-        wrong = held.startswith(NO_NUMBERS) or (held.startswith("bool") and name not in FLAGS)
-        if held == "object":
-            odd = {type(value) for value in table[name]} & NO_NUMBER_TYPES
-            wrong, held = bool(odd), odd.pop().__name__ if odd else held
-        if wrong:
-            raise TableError(f"{path}: column {name} holds {held}; give numbers")
+        if odd := _no_numbers(column) - ({bool, np.bool_} if name in FLAGS else set()):
+            raise TableError(f"{path}: column {name} holds {odd.pop().__name__}; give numbers")
     named = [name for name in table.index.names if name is not None and name not in table.columns]
     return table.reset_index(level=named) if named else table
+
+
+def _no_numbers(values: pd.Series) -> set[type]:
+    """Types of values that pandas would convert to numbers in another unit, or cannot convert."""
+    kinds = set(map(type, values.dropna())) if values.dtype == object else {values.dtype.type}
+    usable = Number, str, pd.CategoricalDtype.type
+    odd = bool, np.bool_, np.timedelta64
+    return {kind for kind in kinds if not issubclass(kind, usable) or kind in odd}
 
 
 def first_row(marked: Flags) -> int:
@@ -299,17 +296,6 @@ def assign_folds(samples: pd.DataFrame, folds: int, seed: int) -> Ints:
     numbers = np.arange(len(shapes)) % max(folds, 1)
     np.random.default_rng(seed).shuffle(numbers)
     return np.asarray(numbers[inverse], dtype=np.int64)
-
-
-def split_by_shape(samples: pd.DataFrame, share: float, seed: int) -> Flags:
-    """True for held-out rows: a share of the shapes is held out, each shape for all ops.
-
-    scikit-learn's `GroupShuffleSplit` is not used, because the published figures depend on this split.
-    """
-    shapes, inverse = np.unique(shape_keys(samples), return_inverse=True)
-    held = np.zeros(len(shapes), dtype=bool)
-    held[np.random.default_rng(seed).permutation(len(shapes))[: round(share * len(shapes))]] = True
-    return held[inverse]
 
 
 def families_of(samples: pd.DataFrame, wanted: Sequence[str] | None) -> list[str]:

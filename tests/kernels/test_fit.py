@@ -13,9 +13,10 @@ from pipeline.families.family import Law
 from pipeline.kernels import session_drift as drift
 from pipeline.kernels.error_metrics import gmae, metrics
 from pipeline.kernels.family_model import FittedModel
+from pipeline.kernels.fit_family import with_predictions
 from pipeline.kernels.fit_gpu import fit_family
 from pipeline.kernels.physics import PHYSICS_SPREAD
-from pipeline.kernels.samples import with_families
+from pipeline.kernels.samples import assign_folds, with_families
 from pipeline.model_files import DIGEST_KEY
 from tests.commands import full_disk
 
@@ -35,13 +36,15 @@ def fitted(samples, v100, small_networks):
 
 @pytest.mark.parametrize("variant", ["auto", "trees", "mlp", "mlp_paper", "roofline"])
 def test_every_variant_learns_scaled_physics(samples, v100, variant):
-    scored = fit_family(samples, v100, "gemm", variant, test_share=0.2, offset_us=14.0)
-    assert scored.metrics["rows"] == 48
+    unseen = assign_folds(samples, 5, 0) == 0
+    learned = fit_family(samples[~unseen], v100, "gemm", variant, offset_us=14.0)
+    scored = with_predictions(learned.model, samples[unseen])
+    assert len(scored) == 48
     if variant == "mlp_paper":
-        assert scored.model.inputs == "raw" and 3 <= scored.parameters["layers"] <= 7
+        assert learned.model.inputs == "raw" and 3 <= learned.parameters["layers"] <= 7
         return
-    assert scored.metrics["gmae"] < 0.1
-    assert (scored.test["kernel_us"] < scored.test["predicted_us"]).all()
+    assert metrics(scored)["gmae"] < 0.1
+    assert (scored["kernel_us"] < scored["predicted_us"]).all()
 
 
 @pytest.mark.parametrize("variant", ["auto", "mlp"])
@@ -126,10 +129,11 @@ def test_nothing_usable_is_an_error_of_one_line(samples, v100):
 def test_intervals_hold_about_eight_of_ten_new_latencies(samples, v100):
     noise = np.exp(np.random.default_rng(5).normal(0, 0.05, len(samples)))
     noisy = samples.assign(latency_us=samples["latency_us"] * noise)
-    inside = [
-        fit_family(noisy, v100, "gemm", "trees", seed, test_share=0.25).metrics["coverage"]
-        for seed in range(4)
-    ]
+    inside = []
+    for seed in range(4):
+        unseen = assign_folds(noisy, 4, seed) == 0
+        learned = fit_family(noisy[~unseen], v100, "gemm", "trees", seed).model
+        inside.append(metrics(with_predictions(learned, noisy[unseen]))["coverage"])
     assert np.mean(inside) == pytest.approx(0.8, abs=0.08)
 
 

@@ -9,7 +9,7 @@ import pytest
 from pipeline.answers.kernel_commands import fit_command, predict_command, read_samples
 from pipeline.errors import InputError, TableError, UnknownNameError
 from pipeline.families import FAMILIES, OP_NAMES
-from pipeline.kernels.samples import bad_dims, clean_samples, split_by_shape, with_families
+from pipeline.kernels.samples import assign_folds, bad_dims, clean_samples, with_families
 from pipeline.transfer.transfer_command import read_measured
 
 
@@ -152,7 +152,7 @@ def test_a_shape_is_held_out_for_all_ops_at_once():
     sizes = np.random.default_rng(0).integers(1, 1000, (50, 2))
     shapes = pd.DataFrame(sizes, columns=["B", "H"])
     table = with_families(pd.concat([shapes.assign(op=op) for op in ("add", "softmax")]), "t")
-    held = split_by_shape(table, 0.2, seed=3)
+    held = assign_folds(table, 5, seed=3) == 0
     assert (table.assign(held=held).groupby(["B", "H"])["held"].nunique() == 1).all()
     assert held.mean() == pytest.approx(0.2, abs=0.02)
 
