@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pipeline.arrays import Array, Flags
+from pipeline.arrays import Array, Flags, Ints
 from pipeline.families.dims import Dims
 from pipeline.families.family import split_over
 from pipeline.families.gemm import sizes, work
@@ -21,11 +21,15 @@ ACCESS_TILES = ((128.0, 128.0), (128.0, 64.0), (64.0, 64.0), (128.0, 32.0), (32.
 move an element at a time (two or four, if rows are a multiple of these), and their tiles. From an H100 trace: products
 with 3,137 tokens reach 4.0 and 4.4."""
 
-MISALIGNED_FACTOR = 2.25
-"""Factor on the time of arithmetic in kernels for misaligned rows (`align1` in their names).
+MISALIGNED_FACTOR, EVEN_HALF_FACTOR = 2.25, 1.8
+"""Factors on the time of arithmetic in kernels for misaligned rows (`align1` in their names), and for those of half precision whose
+rows hold two or four elements (`align2`).
 
-It was set on half of the 26 such sizes of the A100 DLRM trace, every second one in order of size. MAPE is 20 % on this
-half and 25 % on the other half; without the factor it is 38 % and 40 %."""
+The first was set on half of the 26 such sizes of the A100 DLRM trace, every second one in order of size. MAPE is 20 % on this
+half and 25 % on the other half; without the factor it is 38 % and 40 %. The second was set on every second of 32 products of an
+A100 with even vocabularies from 51,138 to 51,220 (EleutherAI's cookbook, sizing/results). The other half is 0.8 % off, and 85
+products with 66 to 246 columns or of attention 11 %; with the first factor they were 24 and 26 % off.
+"""
 
 PADDING_GAIN = 1.1
 """How much faster a padded product must be (torch/_inductor/fx_passes/pad_mm.py of PyTorch 2.13)."""
@@ -65,6 +69,20 @@ def misaligned(products: pd.DataFrame) -> Flags:
     return np.asarray(uneven[:3].any(axis=0) | (either_way & uneven[3:].any(axis=0)))
 
 
+def _elements_at_once(d: Dims) -> Ints:
+    """Elements of half precision that an access to the rows of all matrices may move: 1, 2, 4 or 8."""
+    rows = np.nan_to_num(np.stack(_rows_in_memory(d))).astype(np.int64)
+    return np.asarray(np.gcd(rows, 8).min(axis=0))
+
+
+def misaligned_factor(products: pd.DataFrame) -> Array:
+    """Factor on the time of arithmetic of each product for rows that are misaligned, else 1; shape (rows,)."""
+    d = Dims(products)
+    even = (d.element_bytes("bf16") == 2.0) & (_elements_at_once(d) > 1)
+    factor = np.where(even, EVEN_HALF_FACTOR, MISALIGNED_FACTOR)
+    return np.where(misaligned(products), factor, 1.0)
+
+
 def by_element_us(products: pd.DataFrame, gpu: GpuSpec) -> Array:
     """Least time of half-precision products with misaligned rows, whose operands move element by element, us; else 0.
 
@@ -72,9 +90,7 @@ def by_element_us(products: pd.DataFrame, gpu: GpuSpec) -> Array:
     """
     d = Dims(products)
     m, n, k, batch = sizes(d)
-    rows = np.nan_to_num(np.stack(_rows_in_memory(d))).astype(np.int64)
-    vector = np.gcd(rows, 8).min(axis=0)
-    times = []
+    vector, times = _elements_at_once(d), []
     for high, wide in ACCESS_TILES:
         blocks = batch * np.ceil(m / high) * np.ceil(k / wide)
         split = split_over(gpu.sms, blocks, n, MIN_REDUCTION)
@@ -99,7 +115,7 @@ def padding_pays(products: pd.DataFrame, gpu: GpuSpec, copied_bytes: float) -> b
     sized, by_peak = work(d), 1e3 * gpu.peak_gflop_per_s(str(d.dtype[0]))
     arithmetic_us, bytes_us = sized.flops / by_peak, 1e3 * gpu.peak_dram_gb_per_s()
     moved_us = sized.bytes / bytes_us
-    slower = np.where(misaligned(products), MISALIGNED_FACTOR, 1.0)
+    slower = misaligned_factor(products)
     plain_us, padded_us = np.maximum.reduce(
         [arithmetic_us * slower, by_element_us(products, gpu), moved_us]
     )

@@ -89,7 +89,7 @@ class Layout:
 
     def members(self, axis: str) -> range:
         """The ranks of the group along an axis, or with a text of `axis_of`, that holds rank 0."""
-        if "x" in axis:
+        if axis[0].isdigit():
             count, stride = map(int, axis.split("x"))
             return range(0, count * stride, stride)
         stride = 1

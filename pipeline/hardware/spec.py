@@ -282,7 +282,8 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
     per_sm: dict[str, Any] = {key: numbers.get(key, getattr(limits, key, None)) for key in _PER_SM}
     if without := [key for key, value in per_sm.items() if value is None]:
         raise ConfigError(
-            f"{where}: unknown architecture {architecture} {capability}: state {', '.join(without)}"
+            f"{where}: unknown architecture {architecture} {capability}: state"
+            f" {', '.join(without)}, or add a row to pipeline/hardware/architecture.yaml"
         )
     generation, generations = numbers["pcie_generation"], sorted(PCIE_LANE_GB_PER_S)
     if generation not in generations:

@@ -20,7 +20,7 @@ import pandas as pd
 from pipeline.arrays import Ints
 from pipeline.families.dims import Dims, values_of
 from pipeline.families.tensor_cores import BYTES
-from pipeline.families.tensor_products import MISALIGNED_FACTOR, misaligned
+from pipeline.families.tensor_products import misaligned_factor
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, sustained_gflop_per_s
 from pipeline.transfer.gpu_features import Algorithm, Tiling, alignment, last_wave, side_by_side
@@ -104,7 +104,7 @@ def tensor_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Algorithm]:
     )
     traffic = size * batch * (m * n + n * k + m * k)
     steps = np.ceil(n * size / STEP_BYTES)
-    slower = np.where(misaligned(calls), MISALIGNED_FACTOR, 1.0)
+    slower = misaligned_factor(calls)
     tiles = {}
     for name in TENSOR_TILES:
         high, wide = tile = _sides(name)

@@ -123,9 +123,9 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
             "unknown GPU 'GeForce RTX 4070 Ti': did you mean 'RTX4060Ti'",
         ),
         (
-            "gpu=NVIDIA A2",
+            "gpu=NVIDIA Q7",
             UnknownNameError,
-            "unknown GPU 'NVIDIA A2': choose one of .*gpu=FILE.yaml",
+            "unknown GPU 'NVIDIA Q7': choose one of .*gpu=FILE.yaml",
         ),
         (
             "gpu=glob(Z*)",

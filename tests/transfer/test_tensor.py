@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evaluation.published import aiconfigurator
 from evaluation.training.build_tensor_core import chips, error_summary, residuals, train_without
 from evaluation.training.recipes import TENSOR_CORE_RECIPE
-from pipeline.answers.gap_models import tensor_core_gemm_model
+from pipeline.answers.gap_models import tensor_core_gemm_model, tensor_core_transfer_models
 from pipeline.families.tensor_products import misaligned
 from pipeline.families.tensor_products import on_tensor_cores_with_dims as covered
 from pipeline.hardware.find_gpu import load_gpu
@@ -121,12 +121,21 @@ def test_rows_that_are_no_multiple_of_16_bytes_are_slower() -> None:
     ):
         assert np.flatnonzero(misaligned(sizes.assign(**changed))).tolist() == rows, changed
     found = shipped_us(sizes, card)
-    assert (found[2:] / found[0] > 1.8).all() and found[1] / found[0] < 1.2
+    assert (found[2:] / found[0] > 1.6).all() and found[1] / found[0] < 1.2
     fitted = tensor_core_gemm_model(card)
     assert fitted is not None
     times = fitted.predict(sizes)
     widths = times.p90 / times.p10
     assert times.kernel[2] / times.kernel[0] > 1.8 and widths[2] > widths[0]
+
+
+def test_vocabularies_of_an_odd_and_an_even_number_take_as_long_as_others_measured() -> None:
+    """8,192 x 14,336 x V in fp16 on an A100 of 40 GB (EleutherAI's cookbook, sizing/results): ms by V."""
+    measured = {51136: 47.0, 51140: 86.8, 51150: 87.0, 51153: 158.6}
+    sizes = products(*((8192, 14336, size) for size in measured)).assign(dtype="fp16")
+    model = tensor_core_transfer_models(load_gpu("A100-SXM4-40GB"))["gemm"]
+    found = model.predict(sizes).kernel / 1e3
+    assert found == pytest.approx([*measured.values()], rel=0.06)
 
 
 def test_cards_of_a_chip_are_left_out_together() -> None:
