@@ -38,7 +38,7 @@ from pipeline.simulate.timeline import Timeline
 
 @dataclass(frozen=True)
 class RolesStep:
-    """The step of each role with the errors of its times.
+    """The step of each role with the errors of its times; its draws are as of `drawn_step.DrawnStep`.
 
     Attributes:
         question: what is asked.
@@ -74,14 +74,11 @@ class RolesStep:
             host: factors on host times, shape (draws,).
             roles: their numbers.
         """
-        alone = len(self.pieces) == 1
-        met = [np.full(len(own), -1) if alone else own for own in self.meetings]
+        parts = zip(self.programs, times, self.pieces, self.meetings, strict=True)
         together = simulate_ranks(
             [
-                Role(replace(program, loop=False), us[piece.step.which].T, own, host_scale=host)
-                for program, us, piece, own in zip(
-                    self.programs, times, self.pieces, met, strict=True
-                )
+                Role(replace(program, loop=False), us[piece.step.which].T, met, host_scale=host)
+                for program, us, piece, met in parts
             ],
             waits_inside=False,
         )
@@ -109,9 +106,9 @@ class RolesStep:
 
     @property
     def imbalance(self) -> float:
-        """Time of the longest lookups of a rank over the mean of all ranks (`Question.work_of_ranks`)."""
-        lookups = self.question.work_of_ranks[:, 0]
-        return float(lookups.max() / max(lookups.mean(), 1e-9)) if lookups.any() else 1.0
+        """Time of the longest lookups of a rank over the mean of all ranks."""
+        lookups = self.question.lookups_of_ranks[0].sum(axis=1)
+        return float(lookups.max() / lookups.mean()) if lookups.any() else 1.0
 
     @cached_property
     def errors(self) -> StepErrors:
@@ -125,22 +122,29 @@ class RolesStep:
         """Times of all distinct calls by role."""
         return np.split(times, np.cumsum([len(piece.step.calls) for piece in self.pieces])[:-1])
 
-    def drawn(self) -> tuple[list[Array], Array]:
-        """Drawn times of the distinct calls of each role, shape (calls, draws), and factors on host times, shape (draws,)."""
-        settings, slowest = self.question.predict, self.slowest
-        weights = np.concatenate(
+    def launches(self, role: int) -> Array:
+        """How often a role launches each of the distinct calls of all."""
+        return np.concatenate(
             [
-                np.bincount(piece.step.which, minlength=len(piece.step.calls)) * (role == slowest)
-                for role, piece in enumerate(self.pieces)
+                np.bincount(piece.step.which, minlength=len(piece.step.calls)) * (number == role)
+                for number, piece in enumerate(self.pieces)
             ]
-        )
-        cards, program = (self.question.gpu.name, self.question.host.name), self.programs[slowest]
+        ).astype(float)
+
+    def _drawn(self) -> tuple[list[Array], Array]:
+        """Drawn times of the distinct calls of each role, shape (calls, draws), and factors on host times, shape (draws,)."""
+        of, program = self.question, self.programs[self.slowest]
+        settings, cards = of.predict, (of.gpu.name, of.host.name)
         of_calls, host = drawn_times(
-            self.errors, weights.astype(float), program, cards, settings.draws, settings.seed
+            self.errors,
+            self.launches(self.slowest),
+            program,
+            cards,
+            settings.draws,
+            settings.seed,
         )
-        times = self.of_roles(of_calls)
-        lookups_us, *_ = self.question.lookups_of_ranks
-        if any(sds := spreads(self.question.workload, lookups_us.shape[1])):
+        times, (lookups_us, *_) = self.of_roles(of_calls), of.lookups_of_ranks
+        if any(sds := spreads(of.workload)):
             times = self._with_spread(times, lookups_us, np.array(sds))
         return times, host
 
@@ -155,30 +159,22 @@ class RolesStep:
             found.append(np.where(looks_up[:, None], own * factor, own))
         return found
 
-
-@dataclass(frozen=True)
-class RoleDraws:
-    """The draws of a step of several roles, as of `drawn_step.DrawnStep`."""
-
-    step: RolesStep
-
     @property
     def calls(self) -> pd.DataFrame:
         """Device calls of the slowest rank."""
-        return self.step.pieces[self.step.slowest].step.all_calls
+        return self.pieces[self.slowest].step.all_calls
 
     def step_us(self) -> Array:
         """The step time of each draw, µs, shape (draws,)."""
-        (timeline,) = self.step.timelines(*self.step.drawn(), [self.step.slowest])
+        (timeline,) = self.timelines(*self._drawn(), [self.slowest])
         return np.asarray(timeline.step_us)
 
     def parts(self) -> dict[str, Array]:
         """The parts of the slowest rank's step in each draw, µs, shape (draws,), as of `parts_of_step`."""
-        step, slowest = self.step, self.step.slowest
-        times, host = step.drawn()
-        (timeline,) = step.timelines(times, host, [slowest])
-        piece = step.pieces[slowest].step
-        us = times[slowest] * np.bincount(piece.which, minlength=len(piece.calls))[:, None]
+        times, host = self._drawn()
+        (timeline,) = self.timelines(times, host, [self.slowest])
+        piece = self.pieces[self.slowest].step
+        us = times[self.slowest] * np.bincount(piece.which, minlength=len(piece.calls))[:, None]
         families = {
             str(family): us[rows].sum(axis=0)
             for family, rows in piece.calls.groupby("family").indices.items()
@@ -200,7 +196,7 @@ def predict_roles(
     assert question.ranks is not None
     piece, program = step.pieces[slowest], step.programs[slowest]
     timeline, last = step.central
-    draws = RoleDraws(step) if with_interval else None
+    draws = step if with_interval else None
     memory = stage_memory(
         [one.step.memory for one in step.pieces], question.ranks, question.workload
     )

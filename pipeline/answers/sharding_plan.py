@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from pipeline.answers.engine import Answer, engine
 from pipeline.arrays import Array
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
-from pipeline.question.placed_tables import element_bytes, machine_of, tables_of
 from pipeline.question.question import Question, ask, with_tables
 from pipeline.question.settings import written
-from pipeline.question.table_plan import AUTO, PLANS, REPLICATED, TablePlan, Tables, least_loads
-from pipeline.question.table_times import part_us
+from pipeline.question.table_plan import AUTO, PLANS, REPLICATED, TablePlan, least_loads
 
 
 @dataclass(frozen=True)
@@ -22,28 +21,41 @@ class ShardingPlan:
     """The fastest plan, and those that it was compared with.
 
     Attributes:
-        question: the step with the fastest plan.
-        prediction: of this step.
+        name: of the fastest plan.
         answers: of all plans, by name.
-        plan: where the tables are.
-        tables: the tables.
-        work: of each rank: µs of lookups and of exchange, bytes of tables (`placed_tables.work_of_ranks`), shape (ranks, 3).
-        bound_us: step time of ranks with the least lookups and exchange (`least_loads`): no plan of halved tables is faster.
     """
 
-    question: Question
-    prediction: Prediction
+    name: str
     answers: dict[str, Answer]
-    plan: TablePlan
-    tables: Tables
-    work: Array
-    bound_us: float
 
     @property
-    def name(self) -> str:
-        """Name of the fastest plan."""
-        assert self.question.ranks is not None
-        return self.question.ranks.parallel.sharding
+    def question(self) -> Question:
+        """The step with the fastest plan."""
+        return self.answers[self.name].question
+
+    @property
+    def prediction(self) -> Prediction:
+        """The prediction of this step."""
+        return self.answers[self.name].whole()
+
+    @property
+    def plan(self) -> TablePlan:
+        """Where the tables are."""
+        return self.question.table_plan
+
+    @cached_property
+    def work(self) -> Array:
+        """Of each rank: µs of lookups and of exchange, bytes of tables, shape (ranks, 3)."""
+        return self.question.table_work.of_ranks(self.plan)
+
+    @cached_property
+    def bound_us(self) -> float:
+        """Step time of ranks with the least lookups and exchange (`least_loads`): no plan of halved tables is faster."""
+        of, placed = self.question.table_work, self.plan.placements
+        spread = [number for number, each in enumerate(placed) if each.kind != REPLICATED]
+        least = least_loads(of.tables.dim, lambda columns: of.costs(columns)[spread], of.ranks)
+        lost = float((self.work[:, :2].max(axis=0) - least).sum())
+        return self.prediction.predicted_us - max(lost, 0.0)
 
     @property
     def summary(self) -> str:
@@ -56,7 +68,7 @@ class ShardingPlan:
 
     def over(self, name: str) -> float | None:
         """Step time of another plan over that of the fastest; None where it cannot be predicted."""
-        other = self.answers[name].prediction if name in self.answers else None
+        other = self.answers[name].prediction
         return None if other is None else other.predicted_us / self.prediction.predicted_us
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,21 +91,13 @@ class ShardingPlan:
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each plan: step time, imbalance and memory, or why there is none."""
-        rows = []
+        found = []
         for name, answer in self.answers.items():
-            p = answer.prediction
-            several = p.several if p else None
-            rows.append(
-                {
-                    "sharding": name,
-                    "step_us": p.predicted_us if p else None,
-                    "imbalance": several.imbalance if several else None,
-                    "memory_bytes": p.memory_bytes if p else None,
-                    "fits": p.fits if p else None,
-                    "unpredicted": answer.reason,
-                }
-            )
-        return rows
+            row = answer.as_row()
+            others = ("imbalance", "memory_bytes", "fits", "unpredicted")
+            step = {"sharding": name, "step_us": row.get("predicted_us")}
+            found.append(step | {key: row.get(key) for key in others})
+        return found
 
 
 def plan_sharding(gpu: str, model: str, **overrides: Any) -> ShardingPlan:
@@ -134,40 +138,19 @@ def find_sharding(
     answers: dict[str, Answer] = {}
     for name in PLANS:
         on_plan(name)
-        answers[name] = _answered(asked, name)
-    held = {n: a for n, a in answers.items() if a.prediction is not None and a.prediction.fits}
-    if not held:
+        parallel = replace(asked.ranks.parallel, sharding=name)
+        question = replace(asked, ranks=replace(asked.ranks, parallel=parallel))
+        try:
+            planned = with_tables(question)
+            (answers[name],) = engine().predict([planned], with_interval=False)
+        except ConfigError as error:
+            answers[name] = Answer(question, error=error)
+    steps = {
+        name: answer.prediction.predicted_us
+        for name, answer in answers.items()
+        if answer.prediction is not None and answer.prediction.fits
+    }
+    if not steps:
         tried = answers[AUTO].reason or "no plan fits the memory of these GPUs"
         raise ConfigError(f"{tried}; take more GPUs, or a smaller batch_size")
-    best = min(held.values(), key=lambda answer: answer.whole().predicted_us)
-    return _found(best, answers)
-
-
-def _answered(asked: Question, name: str) -> Answer:
-    """The answer of a step with a plan."""
-    assert asked.ranks is not None
-    parallel = replace(asked.ranks.parallel, sharding=name)
-    question = replace(asked, ranks=replace(asked.ranks, parallel=parallel))
-    try:
-        question = with_tables(question)
-    except ConfigError as error:
-        return Answer(question, error=error)
-    (answer,) = engine().predict([question], with_interval=False)
-    return answer
-
-
-def _found(best: Answer, answers: dict[str, Answer]) -> ShardingPlan:
-    question, ranks = best.question, best.question.ranks
-    assert ranks is not None
-    plan = TablePlan.of_plain(question.workload["placed"]["plan"], ranks.devices)
-    of, machine = tables_of(question.workload), machine_of(question.gpu, ranks.cluster, ranks.nodes)
-    samples, element = question.batch_size * ranks.devices, element_bytes(question.workload)
-    work = question.work_of_ranks
-    spread = [n for n, placed in enumerate(plan.placements) if placed.kind != REPLICATED]
-
-    def costs(columns: int) -> Array:
-        return part_us(of, samples, machine, columns, element)[spread]
-
-    lost = (work[:, :2].max(axis=0) - least_loads(of.dim, costs, ranks.devices)).sum()
-    bound = best.whole().predicted_us - max(float(lost), 0.0)
-    return ShardingPlan(question, best.whole(), answers, plan, of, work, bound)
+    return ShardingPlan(min(steps, key=lambda name: steps[name]), answers)

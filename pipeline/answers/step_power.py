@@ -256,12 +256,7 @@ def stages_of_roles(step: RolesStep) -> list[Stage]:
     times = step.of_roles(step.errors.centre[:, None])
     timelines = step.timelines(times, np.ones(1), roles)
     return [
-        Stage(
-            np.concatenate(
-                [_launches(each) * (number == role) for number, each in enumerate(step.pieces)]
-            ),
-            float(timeline.active_us[0]),
-        )
+        Stage(step.launches(role), float(timeline.active_us[0]))
         for role, timeline in zip(roles, timelines, strict=True)
     ]
 

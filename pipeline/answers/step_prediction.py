@@ -212,7 +212,7 @@ def predict_step(
     if question.predict.cuda_graph:  # the measured step launched each kernel separately
         measured_us = None
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
-    (timeline,) = simulate_ranks([Role(program, central_us, ranks=question.devices)])
+    (timeline,) = simulate_ranks([Role(program, central_us)])
     drawn = _drawn_step(question, step, predicted, program) if with_interval else None
     ran = ~np.isnan(timeline.device_start[:, 0])
     prediction = answered(

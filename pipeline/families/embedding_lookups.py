@@ -65,11 +65,7 @@ class Lookup:
         """Expected number of different rows among the accesses."""
         if self.distinct is not None:
             return min(self.distinct, self.rows, self.accesses)
-        if self.skewed:
-            return distinct_rows(int(self.rows), round(self.accesses), self.distribution)
-        return float(
-            -self.rows * np.expm1(self.accesses * np.log1p(-1.0 / max(self.rows, 1.0 + 1e-9)))
-        )
+        return distinct_rows(self.rows, self.accesses, self.distribution)
 
     def hit_rate(self, cached_rows: float) -> float:
         """Share of row reads that L2 serves when it holds `cached_rows` of this table.
@@ -81,18 +77,20 @@ class Lookup:
         distinct = self.distinct_rows()
         cached = min(cached_rows, self.rows, n)
         if distinct <= cached:
-            return float(np.clip(1.0 - distinct / n, 0.0, 1.0))
-        if self.skewed:
-            share, held = popular_rows(int(self.rows), n, self.distribution, cached)
-            return float(np.clip(share - held / n, 0.0, 1.0))
-        if self.distinct is not None:
+            hits = 1.0 - distinct / n
+        elif self.skewed:
+            share, held = popular_rows(self.rows, n, self.distribution, cached)
+            hits = share - held / n
+        elif self.distinct is not None:
             # recorded indices: the recorded share of repeats, times the share of distinct rows that L2 can hold
-            return float(np.clip((1.0 - distinct / n) * cached / distinct, 0.0, 1.0))
-        # the published formula counts no hits while L2 fills; without the bound of half of the accesses, a larger cache
-        # would give a smaller hit rate
-        filling = min(cached, n / 2.0)
-        missed = filling + (n - filling) * (self.rows - filling) / self.rows
-        return float(np.clip(1.0 - missed / n, 0.0, 1.0))
+            hits = (1.0 - distinct / n) * cached / distinct
+        else:
+            # the published formula counts no hits while L2 fills; without the bound of half of the accesses, a larger
+            # cache would give a smaller hit rate
+            filling = min(cached, n / 2.0)
+            missed = filling + (n - filling) * (self.rows - filling) / self.rows
+            hits = 1.0 - missed / n
+        return min(max(hits, 0.0), 1.0)
 
 
 def _tables(
@@ -152,14 +150,13 @@ class EmbeddingTraffic:
     fixed: Array
     weights: Array
     hits: Array  # share of the weights that L2 serves
-    width: Array
     longest: Array  # most lookups of a sample in one table (mean over samples)
 
 
 def forward_traffic(d: Dims, gpu: GpuSpec | None) -> EmbeddingTraffic:
     """Traffic of a forward lookup; without a GPU, no L2 hits are counted (the plain model)."""
     fixed, weights, hits, longest = of_each_call(d, 4, partial(_call_traffic, gpu))
-    return EmbeddingTraffic(fixed, weights, hits, d("D"), longest)
+    return EmbeddingTraffic(fixed, weights, hits, longest)
 
 
 def _call_traffic(

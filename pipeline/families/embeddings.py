@@ -13,7 +13,8 @@ from pipeline.families.embedding_lookups import (
     forward_traffic,
 )
 from pipeline.families.family import IO, Calls, Family, Law, by_element_us, movement_us
-from pipeline.families.lookup_times import ROW_LATENCY_US, lookup_us, small_width_factor
+from pipeline.families.lookup_times import ROW_LATENCY_US, lookup_us
+from pipeline.question.table_times import small_width_factor
 
 BAG_ELEMENTS_PER_US = (2970.0, 990.0)
 """Elements of 4 bytes or more that an SM with 2,048 threads loads in a microsecond in PyTorch's bags: of rows, and of sums that are
@@ -58,7 +59,7 @@ def cached_us(c: Calls) -> Array:
         cold = fixed + np.where(sparse, weights, 2.0 * distinct)
         warm = weights + np.where(sparse, 0.0, np.maximum(weights - distinct, 0.0))
     time = np.maximum(chip.memory.moving_us(cold), warm / (1e3 * chip.l2_gb_per_s))
-    time = time * small_width_factor(traffic.width)
+    time = time * small_width_factor(d("D"))
     if forward and not chip.is_cpu:
         time = np.maximum(time, ROW_LATENCY_US * traffic.longest)
     return c.start + np.where(np.isfinite(time), time, chip.memory.moving_us(c.work.bytes))

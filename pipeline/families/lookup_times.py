@@ -30,9 +30,7 @@ from pipeline.families.embedding_lookups import (
     of_each_call,
 )
 from pipeline.hardware.spec import GpuSpec
-
-SMALL_WIDTH_FACTORS = ((32, 1.55), (64, 1.1))
-"""Empirical slowdown of narrow rows, as (largest D, factor); wider rows have factor 1 (Lin et al.)."""
+from pipeline.question.table_times import small_width_factor
 
 ROW_LATENCY_US = 0.5
 """Memory latency per row that a warp adds up, us. A warp adds the rows of its sample one after another, so a call with
@@ -72,14 +70,6 @@ FEW_INDICES_BLOCKS_PER_SM = 4.0
 """Blocks of PyTorch's kernel for few indices on one SM. A block has 512 threads and handles 32 columns."""
 
 
-def small_width_factor(width: Array) -> Array:
-    """Slowdown factor of narrow rows (`SMALL_WIDTH_FACTORS`), shape (rows,)."""
-    factor = np.ones_like(width)
-    for limit, value in reversed(SMALL_WIDTH_FACTORS):
-        factor = np.where(width <= limit, value, factor)
-    return factor
-
-
 @dataclass(frozen=True)
 class Repeats:
     """Counts of repeated rows in calls, each of shape (rows,), summed over a call's tables."""
@@ -97,7 +87,7 @@ def lookup_us(
 ) -> Array:
     """Time of lookups or their gradients without the kernel's start, us, shape (rows,); NaN where sizes are unknown."""
     traffic = forward_traffic(d, gpu)
-    narrow = small_width_factor(traffic.width)
+    narrow = small_width_factor(d("D"))
 
     def moving_us(cold: Array, warm: Array) -> Array:
         return (dram_us(cold) + warm / (1e3 * l2_gb_per_s)) * narrow

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.graph.table import Memory
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.stages import held_pieces, in_flight, of_part
-from pipeline.question.placed_tables import most_tables_bytes, tables_of
+from pipeline.question.placed_tables import placed_by, tables_of
 from pipeline.question.several_gpus import ParallelSettings, Ranks
 
 BLOCK_BYTES = 512
@@ -50,7 +50,11 @@ def stage_memory(pieces: Sequence[Memory], ranks: Ranks, model: Mapping[str, Any
 
 def _with_most_tables(need: Memory, model: Mapping[str, Any]) -> Memory:
     """The need of the rank with most tables, from that of the first rank (`Question.roles`)."""
-    more, states = most_tables_bytes(model), tables_of(model).states
+    placed, of = placed_by(model), tables_of(model)
+    assert placed is not None
+    plan, rank = placed
+    held = [sum(of.rows[table] * columns for table, columns in parts) for parts in plan.parts]
+    more, states = 4 * (max(held) - held[rank]), of.states
     return replace(
         need,
         parameters=need.parameters + more,

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.families.embedding_lookups import Lookup
 from pipeline.graph.table import Node, Tensor
-from pipeline.question.embedding_tables import JOINT, sequences, table_optimizer, tables
+from pipeline.question.embedding_tables import JOINT, STATES, sequences, table_optimizer, tables
 from pipeline.question.index_distributions import distributions
 from pipeline.question.placed_tables import STAND_INS, Group, groups_of, placed_by
 
@@ -118,15 +118,16 @@ def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]
     rows, lookups = tables(config)
     each = distributions(config, len(rows))
     distribution = each[0]
-    states = {"adagrad": 1, "adam": 2}.get(fused_optimizer(config), 0)
+    states = STATES[fused_optimizer(config)]
     groups = _looked_up_together(config, rows, lookups)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
         if node.name.startswith(("fbgemm::split_embedding", BOUNDS_CHECK)):
             lookup = following if node.name == BOUNDS_CHECK else node
-            of, heights, counts = groups[_weight_shape(lookup)]
-            own = [each[table] for table in of]
+            group = groups[_weight_shape(lookup)]
+            own = [each[table] for table in group.tables]
             said = own if len(set(own)) > 1 else own[0]
-            node.attributes.update(rows=heights, lookups=counts, distribution=said, index_bytes=8)
+            node.attributes.update(rows=[*group.rows], lookups=[*group.lookups])
+            node.attributes.update(distribution=said, index_bytes=8)
             if states and node.name == FUSED_BACKWARD.format(optimizer=fused_optimizer(config)):
                 node.attributes["states"] = states
         elif "embedding_bag" in node.name or node.name == "aten::embedding":
@@ -161,18 +162,19 @@ def _weight_shape(lookup: Node | None) -> tuple[int, ...]:
 
 def _looked_up_together(
     config: Mapping[str, Any], rows: list[int], lookups: list[int]
-) -> dict[tuple[int, ...], tuple[Sequence[int], list[int], list[Any]]]:
-    """Numbers, rows and lookups of the tables that each fused lookup reads, by the shape of its weight."""
+) -> dict[tuple[int, ...], Group]:
+    """The tables that each fused lookup reads, by the shape of its weight."""
     dim, placed = int(config["dim"]), placed_by(config)
     whole = [Group(tuple(range(len(rows))), tuple(rows), tuple(lookups), dim)]
     groups = groups_of(*placed, rows, lookups, dim) if placed else whole
-    found: dict[tuple[int, ...], tuple[Sequence[int], list[int], list[Any]]] = {}
-    for one in groups:
-        counts = [*one.lookups]
-        if sequences(config):  # a bag for each index: as many bags as tables have in the mean
-            counts = [count * len(counts) / sum(counts) for count in counts]
-        found[sum(one.rows), one.columns] = one.tables, [*one.rows], counts
-    return found
+    if sequences(config):  # a bag for each index: as many bags as tables have in the mean
+        groups = [
+            replace(
+                one, lookups=tuple(n * len(one.lookups) / sum(one.lookups) for n in one.lookups)
+            )
+            for one in groups
+        ]
+    return {(sum(one.rows), one.columns): one for one in groups}
 
 
 def tables_of_custom_step(nodes: Sequence[Node]) -> list[Lookup]:

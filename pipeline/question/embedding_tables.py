@@ -45,15 +45,13 @@ def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         raise ConfigError(
             f"model.tables={count}: give the number of tables (a list selects tables of a file)"
         )
-    listed = isinstance(rows, Sequence) and not isinstance(rows, str)
-    if listed and count is not None and count != len(rows):
+    if isinstance(rows, (list, tuple)) and count not in (None, len(rows)):
         raise ConfigError(
             f"model.tables={count}: model.rows lists {len(rows)}; give model.tables={len(rows)}"
             " too, or null"
         )
-    sizes = _numbers("rows", list(rows)[:count] if listed else [rows] * (count or 1))
-    each_given = isinstance(lookups, Sequence) and not isinstance(lookups, str)
-    each = _numbers("lookups", list(lookups) if each_given else [lookups] * len(sizes))
+    sizes = _numbers("rows", _each(rows, count or 1))
+    each = _numbers("lookups", _each(lookups, len(sizes)))
     if len(each) != len(sizes):
         raise ConfigError(
             f"model.lookups lists {len(each)} numbers for {len(sizes)} tables: give one per table"
@@ -77,14 +75,15 @@ def table_optimizer(config: Mapping[str, Any]) -> str:
     return str(config.get("table_optimizer") or config.get("optimizer", "sgd"))
 
 
+def _each(value: Any, count: int) -> list[Any]:
+    """A value for each table."""
+    return list(value) if isinstance(value, (list, tuple)) else [value] * count
+
+
 def _numbers(option: str, values: Sequence[Any]) -> list[int]:
     """Convert the rows or lookups of tables to integers."""
     for value in values:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not 1 <= value <= MAX_ROWS
-        ):
+        if type(value) not in (int, float) or not 1 <= value <= MAX_ROWS:
             raise ConfigError(f"model.{option}: {value} is not a number from 1 to {MAX_ROWS:,}")
         if value != int(value):
             raise ConfigError(f"model.{option}: {value} is not a whole number")
@@ -97,21 +96,19 @@ def table_configs_path(named: object) -> Path:
     return path if path.is_absolute() or path.is_file() else project_dir() / path
 
 
-def spreads(config: Mapping[str, Any], count: int) -> list[float]:
-    """Standard deviation between batches of the mean lookups of a sample, over their mean, of each of `count` tables.
+def spreads(config: Mapping[str, Any]) -> list[float]:
+    """Standard deviation between batches of the mean lookups of a sample, over their mean, of each table.
 
-    A file of table configurations may state it: `pooling_factor_sd`.
+    Empty, unless a file of table configurations states it: `pooling_factor_sd`.
     """
-    if not config.get("table_configs"):
-        return [0.0] * count
-    tables = _read_table_configs(config)
+    tables = _read_table_configs(config) if config.get("table_configs") else []
     return [_pooling(each, "_sd", 0.0) / max(_pooling(each), 1.0) for each in tables]
 
 
 def _pooling(table: Mapping[str, Any], more: str = "", usual: float = 1.0) -> float:
     """The pooling factor of a table in a file, or what is stated of it."""
     value = table.get(f"pooling_factor{more}", usual)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+    if type(value) not in (int, float) or value < 0:
         raise ConfigError(f"model.table_configs: pooling_factor{more}={value} is not a number")
     return float(value)
 

@@ -66,8 +66,10 @@ def _of_pairs(pairs: Any) -> str:
 
 
 @lru_cache(maxsize=256)
-def _bins(rows: int, distribution: str) -> tuple[Array, Array, Array]:
+def _bins(rows: float, distribution: str) -> tuple[Array, Array, Array]:
     """Bins of rows, most popular first: rows before a bin, rows of it, and the probability of one; all lookups are 1."""
+    if not distribution.startswith((ZIPF, BINS)):
+        return np.zeros(1), np.array([rows]), np.array([1.0 / max(rows, 1.0)])
     if distribution.startswith(BINS):
         pairs = [each.split("/") for each in distribution.removeprefix(BINS).split(",")]
         shares = np.array(pairs, float)
@@ -87,14 +89,14 @@ def _bins(rows: int, distribution: str) -> tuple[Array, Array, Array]:
 
 
 @lru_cache(maxsize=1024)
-def distinct_rows(rows: int, accesses: int, distribution: str) -> float:
-    """Expected number of different rows among the accesses of a table whose lookups are not uniform."""
+def distinct_rows(rows: float, accesses: float, distribution: str) -> float:
+    """Expected number of different rows among the accesses of a table."""
     _, count, share = _bins(rows, distribution)
     return float((count * -np.expm1(accesses * np.log1p(-np.minimum(share, 1.0 - 1e-12)))).sum())
 
 
 def popular_rows(
-    rows: int, accesses: float, distribution: str, cached: float
+    rows: float, accesses: float, distribution: str, cached: float
 ) -> tuple[float, float]:
     """Share of accesses to the `cached` most popular rows, and the expected number of these rows that are accessed."""
     before, count, share = _bins(rows, distribution)

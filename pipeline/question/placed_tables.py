@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from pipeline.arrays import Array
 from pipeline.errors import ConfigError, LayoutError
-from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.embedding_tables import STATES, sequences, table_optimizer, tables
 from pipeline.question.index_distributions import distributions
@@ -31,7 +31,7 @@ from pipeline.question.table_plan import (
     balanced,
 )
 from pipeline.question.table_plan_files import read_plan
-from pipeline.question.table_times import Machine, part_us, small_tables
+from pipeline.question.table_times import Machine, part_us, small_tables, small_width_factor
 
 STAND_INS = "steptime_features"
 """Namespace of stand-ins of FBGEMM's operators on features (`pipeline.workloads.spread_tables`), which capture names."""
@@ -93,85 +93,85 @@ def tables_of(model: Mapping[str, Any]) -> Tables:
     return Tables(tuple(rows), of, int(model["dim"]), states, not sequences(model), kinds)
 
 
-def machine_of(gpu: GpuSpec, cluster: Cluster, nodes: int) -> Machine:
-    """What times of lookups and exchanges depend on; over several nodes, NICs are the slower link."""
-    link = cluster.link_gb_per_s(gpu)
-    if nodes > 1:
-        share = cluster.nics_per_node / cluster.gpus_per_node
-        link = min(link, share * cluster.nic_gb_per_s)
-    room = float(gpu.usable_memory_bytes)
-    return Machine(gpu.peak_dram_gb_per_s(), float(gpu.l2_bytes), room, link)
+@dataclass(frozen=True)
+class TableWork:
+    """What the tables of section `model` take on the ranks of a question.
 
-
-def element_bytes(model: Mapping[str, Any]) -> int:
-    """Bytes of an exchanged element."""
-    return 2 if model.get("dtype") in ("bf16", "fp16") else 4
-
-
-def plan_of(
-    sharding: str, model: Mapping[str, Any], samples: int, ranks: int, machine: Machine
-) -> TablePlan:
-    """The plan that `parallel.sharding` names.
-
-    Args:
-        sharding: `AUTO`, `WITH_COPIES`, one of `SIMPLE`, or the path of a file.
-        model: section `model`.
-        samples: of all ranks.
+    Attributes:
+        tables: the tables.
+        batch_size: samples of a rank.
         ranks: number of ranks.
         machine: what times depend on.
-
-    Raises:
-        ConfigError: there is no such plan, or the file's does not place these tables on these ranks.
-        LayoutError: no balanced plan fits.
+        element: bytes of an exchanged element.
     """
-    of = tables_of(model)
-    if sharding not in (AUTO, WITH_COPIES):
-        simple = SIMPLE.get(sharding)
-        plan = simple(of, ranks) if simple else read_plan(sharding, of, ranks)
-        if not of.pooled and plan.of_kind(ROW_WISE):
-            raise ConfigError(
-                f"parallel.sharding={sharding}: row_wise tables with rows that are not summed are"
-                " not predicted; take auto or column_wise"
-            )
-        return plan
-    element = element_bytes(model)
-    copied = small_tables(of, samples // ranks, element) if sharding == WITH_COPIES else ()
 
-    def costs(columns: int) -> Array:
-        return part_us(of, samples, machine, columns, element)
+    tables: Tables
+    batch_size: int
+    ranks: int
+    machine: Machine
+    element: int
 
-    try:
-        return balanced(of, ranks, costs, machine.memory_bytes - OTHER_BYTES, copied)
-    except LayoutError:  # there may be room for a small batch
-        return balanced(of, ranks, costs, machine.memory_bytes, copied)
+    @classmethod
+    def of(cls, model: Mapping[str, Any], batch_size: int, gpu: GpuSpec, ranks: Ranks) -> TableWork:
+        """The work of a workload; over several nodes, NICs are the slower link."""
+        cluster, link = ranks.cluster, ranks.cluster.link_gb_per_s(gpu)
+        if ranks.nodes > 1:
+            share = cluster.nics_per_node / cluster.gpus_per_node
+            link = min(link, share * cluster.nic_gb_per_s)
+        room = float(gpu.usable_memory_bytes)
+        machine = Machine(gpu.peak_dram_gb_per_s(), float(gpu.l2_bytes), room, link)
+        element = 2 if model.get("dtype") in ("bf16", "fp16") else 4
+        return cls(tables_of(model), batch_size, ranks.devices, machine, element)
 
+    def costs(self, columns: int, samples: int | None = None) -> Array:
+        """Times of a part of each table with so many columns, as of `part_us`; narrow rows are slower. Samples: of all ranks."""
+        samples = samples or self.batch_size * self.ranks
+        us = part_us(self.tables, samples, self.machine, columns, self.element)
+        return us * [float(small_width_factor(np.array(columns))), 1.0]
 
-def lookups_of_ranks(
-    plan: TablePlan, of: Tables, samples: int, machine: Machine, element: int
-) -> Array:
-    """µs of lookups, µs of exchange and bytes of each table on each rank, shape (3, ranks, tables)."""
-    work = np.zeros((3, plan.ranks, len(of.rows)))
-    times: dict[int, Array] = {}
-    for rank, parts in enumerate(plan.parts):
-        for table, columns in parts:
-            if columns not in times:
-                times[columns] = part_us(of, samples, machine, columns, element)
-            work[:, rank, table] = *times[columns][table], of.bytes[table] * columns / of.dim
-    shared, copied = plan.of_kind(ROW_WISE), plan.of_kind(REPLICATED)
-    whole = part_us(of, samples, machine, of.dim, element)[shared]
-    rows = whole[:, 0] / plan.ranks, whole[:, 1], of.bytes[shared] / plan.ranks
-    work[:, :, shared] = np.stack(rows)[:, None]  # all ranks send sums of all samples
-    own = part_us(of, samples // plan.ranks, machine, of.dim, element)[copied, 0]
-    work[:, :, copied] = np.stack([own, 0.0 * own, of.bytes[copied]])[:, None]
-    return work
+    def plan(self, sharding: str) -> TablePlan:
+        """The plan that `parallel.sharding` names: `AUTO`, `WITH_COPIES`, one of `SIMPLE`, or the path of a file.
 
+        Raises:
+            ConfigError: there is no such plan, or the file's does not place these tables on these ranks.
+            LayoutError: no balanced plan fits.
+        """
+        of, ranks = self.tables, self.ranks
+        if sharding not in (AUTO, WITH_COPIES):
+            simple = SIMPLE.get(sharding)
+            plan = simple(of, ranks) if simple else read_plan(sharding, of, ranks)
+            if not of.pooled and plan.of_kind(ROW_WISE):
+                raise ConfigError(
+                    f"parallel.sharding={sharding}: row_wise tables with rows that are not summed"
+                    " are not predicted; take auto or column_wise"
+                )
+            return plan
+        small = small_tables(of, self.batch_size, self.element)
+        copied, room = small if sharding == WITH_COPIES else (), self.machine.memory_bytes
+        try:
+            return balanced(of, ranks, self.costs, room - OTHER_BYTES, copied)
+        except LayoutError:  # there may be room for a small batch
+            return balanced(of, ranks, self.costs, room, copied)
 
-def work_of_ranks(
-    plan: TablePlan, of: Tables, samples: int, machine: Machine, element: int
-) -> Array:
-    """What ranks have to do: µs of lookups, µs of exchange, bytes that they hold; shape (ranks, 3)."""
-    work: Array = lookups_of_ranks(plan, of, samples, machine, element).sum(axis=2).T
-    return work
+    def lookups(self, plan: TablePlan) -> Array:
+        """µs of lookups, µs of exchange and bytes of each table on each rank, shape (3, ranks, tables)."""
+        of, costs = self.tables, cache(self.costs)
+        work = np.zeros((3, self.ranks, len(of.rows)))
+        for rank, parts in enumerate(plan.parts):
+            for table, columns in parts:
+                work[:, rank, table] = *costs(columns)[table], of.bytes[table] * columns / of.dim
+        shared, copied = plan.of_kind(ROW_WISE), plan.of_kind(REPLICATED)
+        whole = costs(of.dim)[shared]
+        rows = whole[:, 0] / self.ranks, whole[:, 1], of.bytes[shared] / self.ranks
+        work[:, :, shared] = np.stack(rows)[:, None]  # all ranks send sums of all samples
+        own = self.costs(of.dim, self.batch_size)[copied, 0]
+        work[:, :, copied] = np.stack([own, 0.0 * own, of.bytes[copied]])[:, None]
+        return work
+
+    def of_ranks(self, plan: TablePlan) -> Array:
+        """What each rank has to do: µs of lookups, µs of exchange, and bytes that it holds, shape (ranks, 3)."""
+        work: Array = self.lookups(plan).sum(axis=2).T
+        return work
 
 
 def roles(work: Array) -> tuple[int, ...]:
@@ -180,7 +180,7 @@ def roles(work: Array) -> tuple[int, ...]:
     A rank that has less of everything than one that is simulated never arrives last, and is left out, but for the last.
 
     Args:
-        work: as of `work_of_ranks`.
+        work: as of `TableWork.of_ranks`.
     """
     us = work[:, :2]
     order = np.argsort(-us.sum(axis=1), kind="stable").tolist()
@@ -190,42 +190,3 @@ def roles(work: Array) -> tuple[int, ...]:
             chosen.append(rank)
     alike = np.allclose(us[order[-1]], us[chosen[0]])
     return tuple(dict.fromkeys([*chosen, *([] if alike else order[-1:])]))
-
-
-def placed_tables(
-    model: Mapping[str, Any], batch_size: int, gpu: GpuSpec, ranks: Ranks
-) -> dict[str, Any]:
-    """The entry `placed` of section `model`: the plan that a question names, for its first rank to simulate.
-
-    Args:
-        model: section `model`.
-        batch_size: samples of a rank.
-        gpu: of each rank.
-        ranks: how they share the work.
-
-    Raises:
-        ConfigError: as `plan_of`.
-        LayoutError: as `plan_of`.
-    """
-    machine = machine_of(gpu, ranks.cluster, ranks.nodes)
-    count = ranks.devices
-    plan = plan_of(ranks.parallel.sharding, model, batch_size * count, count, machine)
-    work = work_of_ranks(plan, tables_of(model), batch_size * count, machine, element_bytes(model))
-    return {"plan": plan.plain(), "ranks": count, "rank": roles(work)[0]}
-
-
-def work_of(model: Mapping[str, Any], batch_size: int, gpu: GpuSpec, ranks: Ranks) -> Array:
-    """`lookups_of_ranks` of section `model` with `placed`; arguments as of `placed_tables`."""
-    plan = TablePlan.of_plain(model["placed"]["plan"], ranks.devices)
-    of, machine = tables_of(model), machine_of(gpu, ranks.cluster, ranks.nodes)
-    return lookups_of_ranks(plan, of, batch_size * ranks.devices, machine, element_bytes(model))
-
-
-def most_tables_bytes(model: Mapping[str, Any]) -> int:
-    """Bytes of tables, without their optimizer, that the rank with most of them holds more than that of `placed`."""
-    placed, of = placed_by(model), tables_of(model)
-    if placed is None:
-        return 0
-    plan, rank = placed
-    held = [sum(of.rows[table] * columns for table, columns in parts) for parts in plan.parts]
-    return 4 * (max(held) - held[rank])

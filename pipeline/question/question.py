@@ -41,7 +41,7 @@ from pipeline.question.compose import (
     with_names_of_today,
 )
 from pipeline.question.options import GROUPS, SECTION_KINDS
-from pipeline.question.placed_tables import placed_tables, roles, work_of
+from pipeline.question.placed_tables import TableWork, roles
 from pipeline.question.settings import (
     CollectSettings,
     EditSettings,
@@ -52,6 +52,7 @@ from pipeline.question.settings import (
     plain,
 )
 from pipeline.question.several_gpus import RANKS_KEYS, Ranks, unread_alone, with_exchange
+from pipeline.question.table_plan import TablePlan
 from pipeline.question.variants import (
     changed_values,
     chosen_methods,
@@ -167,21 +168,25 @@ class Question:
         return tuple(replace(self, workload=part) for part in parts) or (self,)
 
     @property
-    def roles(self) -> tuple[int, ...]:
-        """The ranks whose steps are simulated where tables are spread (`placed_tables.roles`)."""
-        return roles(self.work_of_ranks)
+    def table_work(self) -> TableWork:
+        """What the tables take that are spread over the ranks."""
+        assert self.ranks is not None
+        return TableWork.of(self.workload, self.batch_size, self.gpu, self.ranks)
 
     @property
-    def work_of_ranks(self) -> Array:
-        """What ranks have to do for the tables that are spread over them (`placed_tables.work_of_ranks`)."""
-        work: Array = self.lookups_of_ranks.sum(axis=2).T
-        return work
+    def table_plan(self) -> TablePlan:
+        """Where the tables are that are spread over the ranks."""
+        return TablePlan.of_plain(self.workload["placed"]["plan"], self.devices)
 
     @property
     def lookups_of_ranks(self) -> Array:
-        """The same by table (`placed_tables.lookups_of_ranks`)."""
-        assert self.ranks is not None
-        return work_of(self.workload, self.batch_size, self.gpu, self.ranks)
+        """What ranks have to do for these tables, by table (`TableWork.lookups`)."""
+        return self.table_work.lookups(self.table_plan)
+
+    @property
+    def roles(self) -> tuple[int, ...]:
+        """The ranks whose steps are simulated where tables are spread (`placed_tables.roles`)."""
+        return roles(self.table_work.of_ranks(self.table_plan))
 
     @property
     def local(self) -> bool:
@@ -287,7 +292,10 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
 def with_tables(question: Question) -> Question:
     """A question with the places of its tables, which depend on GPU and batch size."""
     assert question.ranks is not None
-    placed = placed_tables(question.workload, question.batch_size, question.gpu, question.ranks)
+    of = question.table_work
+    plan = of.plan(question.ranks.parallel.sharding)
+    first, *_ = roles(of.of_ranks(plan))
+    placed = {"plan": plan.plain(), "ranks": question.devices, "rank": first}
     workload = FrozenDict({**question.workload, "placed": placed})
     variant = variant_name({"model": plain(workload)}, {"model": {"placed": {}}})
     return replace(question, workload=workload, model_variant=variant)

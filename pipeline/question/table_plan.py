@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,15 +24,11 @@ KINDS = (TABLE_WISE, COLUMN_WISE, ROW_WISE, REPLICATED)
 AUTO, WITH_COPIES = "auto", "auto_replicated"
 """Plans by times: of all tables, and with small tables on every rank."""
 
-LEAST_COLUMNS = (16, 8)
-"""Columns of the narrowest part of a table that `balanced` makes; narrower rows are slower for each byte. The second, a
-sector, where a part of the first would take more than twice the fair time of a rank."""
+NARROW, SECTOR = 16, 8
+"""Columns that are cut only where they take more than `NARROW_SHARE`, and columns of a sector, which are never cut."""
 
-CUT_SHARES = (1.0, 0.5, 0.25, 0.125)
-"""Shares of the fair time of a rank, of lookups or of lookups and exchange, from which tables are cut."""
-
-POWERS = (2, 8)
-"""Powers of the loads of ranks whose sums stay small when parts are given away: the second sees little but the busiest."""
+CUT_SHARES, NARROW_SHARE = (1.0, 0.5, 0.25, 0.125, 0.0625), 2.0
+"""Shares of the fair time of a rank, of lookups and exchange, from which tables are cut."""
 
 OTHER_BYTES = 4e9
 """Memory that a balanced plan leaves on each GPU for all but tables, bytes."""
@@ -101,6 +96,16 @@ class TablePlan:
         """The plan of `plain` lists."""
         return cls(tuple(Placement(k, tuple(r), tuple(c)) for k, r, c in plain), ranks)
 
+    @classmethod
+    def of_columns(cls, columns: Ints) -> TablePlan:
+        """The plan of how many columns of each table each rank holds, shape (tables, ranks); all hold those that none holds."""
+        placements = []
+        for own in columns:
+            on = np.flatnonzero(own)
+            kind = (REPLICATED, TABLE_WISE, COLUMN_WISE)[min(len(on), 2)]
+            placements.append(Placement(kind, tuple(on.tolist()), tuple(own[on].tolist())))
+        return cls(tuple(placements), columns.shape[1])
+
     def of_kind(self, kind: str) -> list[int]:
         """Numbers of the tables that are placed so."""
         return [number for number, each in enumerate(self.placements) if each.kind == kind]
@@ -128,13 +133,7 @@ def check_plan(plan: TablePlan, tables: Tables, named: str) -> None:
         if each.kind not in KINDS:
             raise ConfigError(f"{where}: {each.kind} is none of {', '.join(KINDS)}")
         if each.kind in (ROW_WISE, REPLICATED):
-            if each.ranks or each.columns:
-                raise ConfigError(
-                    f"{where}: {each.kind} is on all ranks; leave ranks and columns out"
-                )
             continue
-        if each.kind == TABLE_WISE and len(each.ranks) > 1:
-            raise ConfigError(f"{where}: table_wise is on one rank; several are column_wise")
         if not each.ranks or not all(0 <= rank < plan.ranks for rank in each.ranks):
             raise ConfigError(
                 f"{where}: give ranks from 0 to {plan.ranks - 1}, not {list(each.ranks)}"
@@ -147,13 +146,14 @@ def check_plan(plan: TablePlan, tables: Tables, named: str) -> None:
             )
 
 
-def _whole(ranks: Sequence[int], dim: int, count: int) -> TablePlan:
-    return TablePlan(tuple(Placement(TABLE_WISE, (rank,), (dim,)) for rank in ranks), count)
+def _whole(ranks: Ints, dim: int, count: int) -> TablePlan:
+    """Each table whole on one rank, shape (tables,)."""
+    return TablePlan.of_columns(dim * (ranks[:, None] == np.arange(count)))
 
 
 def round_robin(tables: Tables, ranks: int) -> TablePlan:
     """Whole tables, one rank after the other."""
-    return _whole([number % ranks for number in range(len(tables.rows))], tables.dim, ranks)
+    return _whole(np.arange(len(tables.rows)) % ranks, tables.dim, ranks)
 
 
 def by_size(tables: Tables, ranks: int) -> TablePlan:
@@ -162,7 +162,7 @@ def by_size(tables: Tables, ranks: int) -> TablePlan:
     for table in np.argsort(-tables.bytes, kind="stable"):
         chosen[table] = int(held.argmin())
         held[chosen[table]] += tables.bytes[table]
-    return _whole(chosen.tolist(), tables.dim, ranks)
+    return _whole(chosen, tables.dim, ranks)
 
 
 def column_wise(tables: Tables, ranks: int) -> TablePlan:
@@ -170,11 +170,10 @@ def column_wise(tables: Tables, ranks: int) -> TablePlan:
     parts = next(
         n for n in range(min(ranks, max(tables.dim // 4, 1)), 0, -1) if tables.dim % n == 0
     )
-    columns, placed = (tables.dim // parts,) * parts, []
-    for table in range(len(tables.rows)):
-        own = tuple((table * parts + part) % ranks for part in range(parts))
-        placed.append(Placement(COLUMN_WISE, own, columns))
-    return TablePlan(tuple(placed), ranks)
+    columns = np.zeros((len(tables.rows), ranks), int)
+    part = np.arange(columns.shape[0] * parts)
+    columns[part // parts, part % ranks] = tables.dim // parts
+    return TablePlan.of_columns(columns)
 
 
 def row_wise(tables: Tables, ranks: int) -> TablePlan:
@@ -197,6 +196,12 @@ Costs = Callable[[int], Array]
 """Times of a part of each table with so many columns, µs, shape (tables, 2): lookups and updates, and the exchange of rows."""
 
 
+def widths(dim: int) -> Ints:
+    """Columns of a table, of its halves, of their halves, and so on, the widest first."""
+    cut = [dim >> times for times in range(dim.bit_length()) if dim % (SECTOR << times) == 0]
+    return np.array(cut or [dim])
+
+
 def balanced(
     tables: Tables, ranks: int, costs: Costs, memory_bytes: float, copied: Sequence[int] = ()
 ) -> TablePlan:
@@ -204,7 +209,7 @@ def balanced(
 
     What is shortened is the time of the rank with the longest lookups and of the one with the largest exchange: all wait for both.
     A table that takes more than some share of the time of a rank, or that does not fit, is cut into halves of its columns. Of
-    several such shares, and ways to add loads (`POWERS`), the best plan is taken.
+    several such shares the best plan is taken.
 
     Args:
         tables: the tables.
@@ -216,65 +221,34 @@ def balanced(
     Raises:
         LayoutError: the tables do not fit.
     """
-    total, widths = tables.bytes.sum(), [tables.dim]
-    times = {tables.dim: costs(tables.dim)}
-    fair = times[tables.dim][:, 0].sum() / ranks
-    while widths[-1] % 2 == 0 and (
-        widths[-1] > LEAST_COLUMNS[0]
-        or (widths[-1] > LEAST_COLUMNS[1] and times[widths[-1]][:, 0].max() > 2.0 * fair)
-    ):
-        widths.append(widths[-1] // 2)
-        times[widths[-1]] = costs(widths[-1])
-    left = np.setdiff1d(np.arange(len(tables.rows)), copied)
-    of = {columns: us[left] for columns, us in times.items()}
-    found = []
-    for share, kinds, power in product(CUT_SHARES, (1, 2), POWERS):
-        for largest in memory_bytes / np.array([1, 2, 4, 8]):
-            cut_by = share, kinds, largest
-            placed = _placed(tables.bytes[left], of, ranks, memory_bytes, cut_by, power)
-            if placed:
-                found.append(placed)
-                break
-    if not found:
-        narrowest = tables.bytes.max() * widths[-1] / tables.dim
-        need = int(total // max(memory_bytes, 1.0)) + 1
-        more = f"{max(need, ranks + 1)} GPUs or more may have room for them"
-        raise LayoutError(
-            f"devices={ranks}: the tables and their optimizer take {total / 1e9:,.0f} GB; "
-            + (more if narrowest <= memory_bytes else "take parallel.sharding=row_wise")
-        )
-    _, parts = min(found, key=lambda one: one[0])
-    placements = [Placement(REPLICATED)] * len(tables.rows)
-    for table, own in zip(left.tolist(), parts, strict=True):
-        held = np.bincount(*np.array(own).T)  # parts of a table on one rank are one
-        on = tuple(np.flatnonzero(held).tolist())
-        columns = tuple(int(held[rank]) for rank in on)
-        placements[table] = Placement(TABLE_WISE if len(on) == 1 else COLUMN_WISE, on, columns)
-    return TablePlan(tuple(placements), ranks)
-
-
-def _placed(
-    table_bytes: Array,
-    times: dict[int, Array],
-    ranks: int,
-    memory_bytes: float,
-    cut_by: tuple[float, int, float],
-    power: int,
-) -> tuple[float, list[list[tuple[int, int]]]] | None:
-    """About what a step waits for tables that are cut so, µs, and rank and columns of the parts of each; None: they do not fit."""
-    dim = max(times)
-    share, kinds, largest = cut_by
-    of = {columns: each[:, :kinds].sum(axis=1) for columns, each in times.items()}
-    cut = _cut(table_bytes, of, share * of[dim].sum() / ranks, largest)
-    us = np.array([times[columns][table] for table, columns in cut])
-    size = np.array([table_bytes[table] * columns / dim for table, columns in cut])
-    owner = _owners(us, size, ranks, memory_bytes, power)
-    if owner is None:
-        return None
-    parts: list[list[tuple[int, int]]] = [[] for _ in table_bytes]
-    for (table, columns), rank in zip(cut, owner.tolist(), strict=True):
-        parts[table].append((rank, columns))
-    return float(_loads(owner, us, ranks).max(axis=0).sum()), parts
+    spread, columns = np.setdiff1d(np.arange(len(tables.rows)), copied), widths(tables.dim)
+    of_width = np.stack([costs(width)[spread] for width in columns.tolist()])
+    size_of = tables.bytes[spread] * columns[:, None] / tables.dim
+    fair = of_width[0].sum() / ranks
+    found: list[tuple[float, TablePlan]] = []
+    for largest in memory_bytes / np.array([1, 2, 4, 8]):
+        for share in CUT_SHARES:
+            allowed = fair * np.where(columns > NARROW, share, NARROW_SHARE)
+            slow = of_width.sum(axis=2) > allowed[:, None]
+            cut = (slow | (size_of > largest))[:-1].sum(axis=0)
+            table = np.repeat(np.arange(len(spread)), tables.dim // columns[cut])
+            cut = cut[table]
+            us = of_width[cut, table]
+            owner = _owners(us, size_of[cut, table], ranks, memory_bytes)
+            if owner is not None:
+                held = np.zeros((len(tables.rows), ranks), int)
+                np.add.at(held, (spread[table], owner), columns[cut])
+                waits = _loads(owner, us, ranks).max(axis=0).sum()
+                found.append((float(waits), TablePlan.of_columns(held)))
+        if found:
+            return min(found, key=lambda one: one[0])[1]
+    total = tables.bytes.sum()
+    need = max(int(total // max(memory_bytes, 1.0)), ranks) + 1
+    few = f"{need} GPUs or more may have room for them"
+    raise LayoutError(
+        f"devices={ranks}: the tables and their optimizer take {total / 1e9:,.0f} GB; "
+        + (few if size_of[-1].max() <= memory_bytes else "take parallel.sharding=row_wise")
+    )
 
 
 def _loads(owner: Ints, us: Array, ranks: int) -> Array:
@@ -282,75 +256,49 @@ def _loads(owner: Ints, us: Array, ranks: int) -> Array:
     return np.stack([np.bincount(owner, values, ranks) for values in us.T], 1)
 
 
-def _cut(
-    table_bytes: Array, times: dict[int, Array], longest_us: float, largest_bytes: float
-) -> list[tuple[int, int]]:
-    """Parts of tables as table and columns: as wide as some time and some bytes allow."""
-    parts, dim = [], max(times)
-    for table, size in enumerate(table_bytes):
-        allowed = (
-            columns
-            for columns, us in times.items()
-            if us[table] <= longest_us and size * columns / dim <= largest_bytes
-        )
-        columns = next(allowed, min(times))
-        parts += [(table, columns)] * (dim // columns)
-    return parts
+def _strain(loads: Array) -> Array:
+    """How hard ranks are to wait for, from their shares of the fair times, shape (..., 2): the busiest count most."""
+    strain: Array = (loads**8).sum(axis=-1)
+    return strain
 
 
-def _owners(us: Array, size: Array, ranks: int, memory_bytes: float, power: int) -> Ints | None:
+def _owners(us: Array, size: Array, ranks: int, memory_bytes: float) -> Ints | None:
     """The rank of each part, shape (parts,), from its times, shape (parts, 2), and bytes; None where they do not fit."""
+    us = us * ranks / np.maximum(us.sum(axis=0), 1e-9)
     load, held = np.zeros((ranks, 2)), np.zeros(ranks)
     owner = np.zeros(len(us), np.int64)
-    shares, large = us * ranks / np.maximum(us.sum(axis=0), 1e-9), size > memory_bytes / 4
-    longest = -shares.sum(axis=1)
-    for part in np.lexsort((longest, np.where(large, -size, 0.0))):  # what hardly fits goes first
+    hardly = np.where(size > memory_bytes / 4, -size, 0.0)  # what hardly fits goes first
+    for part in np.lexsort((-us.sum(axis=1), hardly)):
         fits = held + size[part] <= memory_bytes
         if not fits.any():
             return None
-        added = ((load + shares[part]) ** power - load**power).sum(axis=1)
+        added = _strain(load + us[part]) - _strain(load)
         owner[part] = np.where(fits, added, np.inf).argmin()
-        load[owner[part]] += shares[part]
+        load[owner[part]] += us[part]
         held[owner[part]] += size[part]
-    for _ in range(20 * len(us)):
-        moves = [_best_move(owner, us, size, ranks, memory_bytes, kind) for kind in (0, 1)]
-        gain, parts, new = max(moves, key=lambda move: move[0])
-        if gain <= 0:
-            break
-        owner[parts] = new
+    while _swapped(owner, us, size, ranks, memory_bytes):
+        pass
     return owner
 
 
-def _best_move(
-    owner: Ints, us: Array, size: Array, ranks: int, memory_bytes: float, kind: int
-) -> tuple[float, list[int], list[int]]:
-    """The exchange of a part of the rank with most of a kind of time for one of another rank, or for none, that gains most.
-
-    Returns:
-        What it gains, µs; the parts that move, and where they go.
-    """
-    load = _loads(owner, us, ranks)
-    held = np.bincount(owner, size, ranks)
-    worst = int(load[:, kind].argmax())
-    mine, others = np.flatnonzero(owner == worst), np.flatnonzero(owner != worst)
-    to = np.append(owner[others], np.arange(ranks))
-    back = np.concatenate([us[others], np.zeros((ranks, 2))])
-    given = us[mine][:, None] - back
-    more = size[mine][:, None] - np.append(size[others], np.zeros(ranks))
-    rest = np.delete(load, worst, axis=0)
-    order = np.sort(rest, axis=0)[-2:] if ranks > 2 else np.zeros((2, 2))
-    apart = np.where(load[to] == order[-1], order[0], order[-1])  # the most of ranks that stay
-    after = np.maximum(np.maximum(load[worst] - given, load[to] + given), apart).sum(axis=2)
+def _swapped(owner: Ints, us: Array, size: Array, ranks: int, memory_bytes: float) -> bool:
+    """Exchange a part of a rank with most of a kind of time for one of another rank, or for none, if that eases the strain."""
+    load, held = _loads(owner, us, ranks), np.bincount(owner, size, ranks)
+    mine = np.flatnonzero(np.isin(owner, load.argmax(axis=0)))
+    to, worst = np.append(owner, np.arange(ranks)), owner[mine][:, None]
+    given = us[mine][:, None] - np.concatenate([us, np.zeros((ranks, 2))])
+    more = size[mine][:, None] - np.append(size, np.zeros(ranks))
+    before = _strain(load)
+    eased = before[worst] + before[to] - _strain(load[worst] - given) - _strain(load[to] + given)
     room = (held[to] + more <= memory_bytes) & (held[worst] - more <= memory_bytes)
-    after = np.where(room & (to != worst), after, np.inf)
-    before = load.max(axis=0).sum()
-    if not after.size or after.min() >= before * (1 - 1e-6):
-        return 0.0, [], []
-    give, take = np.unravel_index(int(after.argmin()), after.shape)
-    parts, new = [int(mine[give])], [int(to[take])]
-    if take < len(others):
-        parts, new = [*parts, int(others[take])], [*new, worst]
-    return float(before - after.min()), parts, new
+    eased = np.where(room & (to != worst), eased, 0.0)
+    give, take = np.unravel_index(int(eased.argmax()), eased.shape)
+    if eased[give, take] < 1e-4:
+        return False
+    if take < len(owner):
+        owner[take] = owner[mine[give]]
+    owner[mine[give]] = to[take]
+    return True
 
 
 def least_loads(dim: int, costs: Costs, ranks: int) -> Array:
@@ -363,9 +311,8 @@ def least_loads(dim: int, costs: Costs, ranks: int) -> Array:
         costs: times of parts of tables.
         ranks: number of ranks.
     """
-    cuts = [1 << cut for cut in range(dim.bit_length()) if cut == 0 or dim % (4 << cut) == 0]
-    parts = np.stack([costs(dim // cut) for cut in cuts])
-    sums = parts * np.array(cuts)[:, None, None]
+    parts = np.stack([costs(width) for width in widths(dim).tolist()])
+    sums = parts * (dim // widths(dim))[:, None, None]
     least = np.empty(2)
     for kind in (0, 1):
         longest = np.unique(parts[:, :, kind])

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.question.table_plan import (
-    COLUMN_WISE,
     PLANS,
     REPLICATED,
     ROW_WISE,
-    TABLE_WISE,
     Placement,
     TablePlan,
     Tables,
@@ -35,6 +34,12 @@ class _Entry:
     kind: str
     ranks: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
+
+    @property
+    def placement(self) -> Placement:
+        """Without ranks where all hold a part."""
+        whole = self.kind in (ROW_WISE, REPLICATED)
+        return Placement(self.kind) if whole else Placement(self.kind, self.ranks, self.columns)
 
 
 @dataclass(frozen=True)
@@ -82,61 +87,44 @@ def read_plan(path: str | Path, tables: Tables, ranks: int) -> TablePlan:
     try:
         if isinstance(content, Mapping):
             modules = msgspec.convert(content, dict[str, dict[str, _Sharded]])
-            placed = _of_torchrec(modules, tables, named)
+            entries = _of_torchrec(modules, tables, named)
         else:
-            placed = _of_list(msgspec.convert(content, list[_Entry]), content, named)
+            entries = msgspec.convert(content, list[_Entry])
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"{named}: neither a list of placements (table, kind, ranks, columns) nor TorchRec's"
             f" plan: {error}"
         ) from None
-    numbers = sorted(number for number, _ in placed)
+    entries = sorted(entries, key=lambda entry: entry.table)
+    numbers = [entry.table for entry in entries]
     if numbers != list(range(len(tables.rows))):
         raise ConfigError(
             f"{named}: places the tables {numbers}; the model's are 0 to"
             f" {len(tables.rows) - 1}, each once"
         )
-    placement_of = dict(placed)
-    plan = TablePlan(tuple(placement_of[number] for number in numbers), ranks)
+    plan = TablePlan(tuple(entry.placement for entry in entries), ranks)
     check_plan(plan, tables, named)
     return plan
 
 
-def _of_list(
-    entries: list[_Entry], content: list[dict[str, Any]], named: str
-) -> list[tuple[int, Placement]]:
-    """The tables of a list with their placements."""
-    known = [entry.name for entry in fields(_Entry)]
-    for each in content:
-        if more := sorted(set(each) - {*known}):
-            raise ConfigError(f"{named}: unknown {', '.join(more)}; a placement has {known}")
-    return [(each.table, Placement(each.kind, each.ranks, each.columns)) for each in entries]
-
-
 def _of_torchrec(
     modules: dict[str, dict[str, _Sharded]], tables: Tables, named: str
-) -> list[tuple[int, Placement]]:
-    """The tables of a plan of one module with their placements; `t_7` is table 7, other names are in the order of the file."""
+) -> list[_Entry]:
+    """The placements of a plan of one module; `t_7` is table 7, other names are in the order of the file."""
     if len(modules) != 1:
         raise ConfigError(f"{named}: plans {len(modules)} modules; give that of the tables alone")
     (module,) = modules.values()
-    numbered = [re.fullmatch(r"t_(\d+)", name) for name in module]
-    placed = []
-    for place, (name, each, found) in enumerate(
-        zip(module, module.values(), numbered, strict=True)
-    ):
-        number = int(found[1]) if found and all(numbered) else place
-        kind = TORCHREC_KINDS.get(each.sharding_type, each.sharding_type)
+    numbered = all(re.fullmatch(r"t_\d+", name) for name in module)
+    entries = []
+    for place, (name, each) in enumerate(module.items()):
+        number = int(name.removeprefix("t_")) if numbered else place
         if each.compute_kernel not in ("fused", "dense"):
             raise ConfigError(
                 f"{named}: {name} has compute_kernel {each.compute_kernel}; predicted are lookups"
                 " in the memory of the GPU: fused, or dense where replicated"
             )
-        if kind in (ROW_WISE, REPLICATED):
-            placed.append((number, Placement(kind)))
-            continue
         shards = each.sharding_spec.shards if each.sharding_spec else ()
-        rows = {shard.shard_sizes[0] for shard in shards}
+        rows = {shard.shard_sizes[0] for shard in shards if each.sharding_type != ROW_WISE}
         if number < len(tables.rows) and rows - {tables.rows[number]}:
             raise ConfigError(
                 f"{named}: {name} has {max(rows):,} rows; table {number} of the model has"
@@ -144,8 +132,9 @@ def _of_torchrec(
             )
         ranks = [re.match(r"rank:(\d+)", shard.placement) for shard in shards]
         on = tuple(int(rank[1]) if rank else -1 for rank in ranks)
-        placed.append((number, Placement(kind, on, tuple(one.shard_sizes[1] for one in shards))))
-    return placed
+        kind = TORCHREC_KINDS.get(each.sharding_type, each.sharding_type)
+        entries.append(_Entry(number, kind, on, tuple(one.shard_sizes[1] for one in shards)))
+    return entries
 
 
 def as_list(plan: TablePlan) -> str:
@@ -162,34 +151,26 @@ def as_torchrec(plan: TablePlan, tables: Tables) -> str:
     words = {ours: theirs for theirs, ours in TORCHREC_KINDS.items()}
     module = {}
     for number, (each, rows) in enumerate(zip(plan.placements, tables.rows, strict=True)):
-        ranks = list(each.ranks or range(plan.ranks))
-        shards = (
-            None if each.kind == REPLICATED else {"shards": _shards(plan, each, rows, tables.dim)}
-        )
+        copied = each.kind == REPLICATED
         module[f"t_{number}"] = {
             "sharding_type": words.get(each.kind, each.kind),
-            "compute_kernel": "dense" if each.kind == REPLICATED else "fused",
-            "ranks": ranks,
-            "sharding_spec": shards,
+            "compute_kernel": "dense" if copied else "fused",
+            "ranks": list(each.ranks or range(plan.ranks)),
+            "sharding_spec": None if copied else {"shards": _shards(plan, each, rows, tables.dim)},
         }
     return json.dumps({"embedding_bag_collection": module}, indent=1) + "\n"
 
 
 def _shards(plan: TablePlan, placed: Placement, rows: int, dim: int) -> list[dict[str, Any]]:
     """The parts of a table: their sizes, where they begin, and where they are."""
-    if placed.kind in (TABLE_WISE, COLUMN_WISE):
-        begins = [sum(placed.columns[:part]) for part in range(len(placed.columns))]
-        parts = [
-            (rank, [rows, columns], [0, begin])
-            for rank, columns, begin in zip(placed.ranks, placed.columns, begins, strict=True)
-        ]
+    if placed.ranks:
+        parts = zip(placed.ranks, placed.columns, accumulate(placed.columns), strict=True)
+        shards = [(rank, [rows, columns], [0, end - columns]) for rank, columns, end in parts]
     else:
         height = -(-rows // plan.ranks)
-        parts = [
-            (rank, [max(min(height, rows - rank * height), 0), dim], [min(rank * height, rows), 0])
-            for rank in range(plan.ranks)
-        ]
+        begins = [min(rank * height, rows) for rank in range(plan.ranks)]
+        shards = [(n, [min(height, rows - at), dim], [at, 0]) for n, at in enumerate(begins)]
     return [
         {"shard_sizes": size, "shard_offsets": begin, "placement": f"rank:{rank}/cuda:{rank}"}
-        for rank, size, begin in parts
+        for rank, size, begin in shards
     ]

@@ -17,6 +17,18 @@ L2_SPEED = 3.0
 """Bandwidth of L2 over that of memory, of a usual GPU."""
 
 
+SMALL_WIDTH_FACTORS = ((32, 1.55), (64, 1.1))
+"""Empirical slowdown of narrow rows, as (largest D, factor); wider rows have factor 1 (Lin et al.)."""
+
+
+def small_width_factor(width: Array) -> Array:
+    """Slowdown factor of narrow rows (`SMALL_WIDTH_FACTORS`), shape (rows,)."""
+    factor = np.ones_like(width)
+    for limit, value in reversed(SMALL_WIDTH_FACTORS):
+        factor = np.where(width <= limit, value, factor)
+    return factor
+
+
 @dataclass(frozen=True)
 class Machine:
     """What times of lookups and exchanges depend on.
@@ -58,7 +70,7 @@ def part_us(tables: Tables, samples: int, machine: Machine, columns: int, elemen
     for table, kind in enumerate(tables.distributions):
         if kind != UNIFORM:
             size, uses = tables.rows[table], looked_up[table]
-            distinct[table] = distinct_rows(size, round(uses), kind)
+            distinct[table] = distinct_rows(size, uses, kind)
             popular[table] = popular_rows(size, uses, kind, machine.l2_bytes / row)
     sums = np.full(len(rows), float(samples)) if tables.pooled else looked_up
     share, held = popular.T

@@ -11,7 +11,7 @@ from rich.text import Text
 from pipeline.answers.sharding_plan import ShardingPlan
 from pipeline.palette import series_colours
 from pipeline.question.table_plan_files import as_list, as_torchrec
-from pipeline.readable import milliseconds
+from pipeline.readable import gibibytes, milliseconds
 from pipeline.schemas import write_text
 from pipeline.show.figures.board import ROW, Board, marks
 from pipeline.show.tables import Catalogue, console
@@ -32,28 +32,22 @@ def show_sharding(found: ShardingPlan) -> None:
 
 
 def _plan_row(row: dict[str, Any]) -> dict[str, str]:
-    """A plan with its step."""
-    if row["step_us"] is None:
-        return {
-            "sharding": row["sharding"],
-            "step": "",
-            "imbalance": "",
-            "memory": row["unpredicted"],
-        }
-    memory = f"{row['memory_bytes'] / 2**30:,.1f} GiB"
-    return {
-        "sharding": row["sharding"],
-        "step": milliseconds(row["step_us"]),
-        "imbalance": f"{row['imbalance']:.2f}",
-        "memory": memory if row["fits"] else f"{memory}, does not fit",
-    }
+    """A plan with its step, or why there is none."""
+    shown = {"sharding": row["sharding"], "step": "", "imbalance": "", "memory": row["unpredicted"]}
+    if row["step_us"] is not None:
+        room = "" if row["fits"] else ", does not fit"
+        shown["step"] = milliseconds(row["step_us"])
+        shown["imbalance"] = f"{row['imbalance']:.2f}"
+        shown["memory"] = f"{gibibytes(row['memory_bytes'])}{room}"
+    return shown
 
 
 def _rank_row(found: ShardingPlan, rank: int) -> dict[str, str]:
     """What a rank holds, and has to do."""
     us, moved, size = found.work[rank].tolist()
+    dim = found.question.table_work.tables.dim
     held = [
-        f"{table}" if columns == found.tables.dim else f"{table} ({columns} columns)"
+        f"{table}" if columns == dim else f"{table} ({columns} columns)"
         for table, columns in found.plan.parts[rank]
     ]
     return {
@@ -67,11 +61,9 @@ def _rank_row(found: ShardingPlan, rank: int) -> dict[str, str]:
 
 def shown_ranks(found: ShardingPlan) -> list[int]:
     """The ranks to show, by what they have to do, the most first."""
-    order = np.argsort(-found.work[:, :2].sum(axis=1), kind="stable").tolist()
-    if len(order) <= SHOWN_RANKS:
-        return list(order)
+    order: list[int] = np.argsort(-found.work[:, :2].sum(axis=1), kind="stable").tolist()
     half = SHOWN_RANKS // 2
-    return [*order[:half], *order[-half:]]
+    return order if len(order) <= SHOWN_RANKS else [*order[:half], *order[-half:]]
 
 
 def draw_sharding(found: ShardingPlan) -> Figure:
@@ -81,18 +73,14 @@ def draw_sharding(found: ShardingPlan) -> Figure:
         found: the plan.
     """
     shown = shown_ranks(found)
-    lookups, moved = (found.work[shown, kind] / 1e3 for kind in (0, 1))
-    of_tables = found.work[:, :2].max(axis=0).sum()
-    dense = max(found.prediction.predicted_us - float(of_tables), 0.0) / 1e3
-    parts = {
-        "lookups": lookups,
-        "exchange": moved,
-        "dense layers and waits": np.full(len(shown), dense),
-    }
+    lookups, moved = found.work[shown, :2].T / 1e3
+    longest_us = float(found.work[:, :2].max(axis=0).sum())
+    dense = max(found.prediction.predicted_us - longest_us, 0.0) / 1e3
+    parts = {"lookups": lookups, "exchange": moved, "dense layers and waits": dense + 0 * moved}
     colours = series_colours(list(parts))
     board = Board([0.6 + ROW * len(shown)])
     (axes,) = board.panels
-    begin = np.zeros(len(shown))
+    begin = 0.0 * moved
     for name, values in parts.items():
         axes.barh([f"rank {rank}" for rank in shown], values, left=begin, color=colours[name])
         begin = begin + values
@@ -118,5 +106,5 @@ def write_sharding(found: ShardingPlan, path: Path) -> Path:
     """
     beside = path.with_suffix(".json")
     write_text(path, as_list(found.plan))
-    write_text(beside, as_torchrec(found.plan, found.tables))
+    write_text(beside, as_torchrec(found.plan, found.question.table_work.tables))
     return beside

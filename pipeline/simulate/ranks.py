@@ -36,7 +36,6 @@ class Role:
             alone.
         meetings: number of the meeting of each call with other roles, -1 for none, shape (calls,); empty for no meetings.
         begin_us: when its step begins, on a clock that all roles share.
-        ranks: how many ranks do this work.
         host_scale: factor on its host times, a number or one per draw.
     """
 
@@ -44,7 +43,6 @@ class Role:
     kernel_us: Array
     meetings: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     begin_us: float = 0.0
-    ranks: int = 1
     host_scale: Array | float = 1.0
 
 
@@ -62,7 +60,7 @@ def simulate_ranks(roles: Sequence[Role], waits_inside: bool = True) -> list[Tim
     met = [role.meetings[own] for role, own in zip(roles, calls, strict=True)]
     count = 1 + max((int(numbers.max(initial=-1)) for numbers in met), default=-1)
     sides = np.bincount(np.concatenate(met), minlength=count)
-    if (sides < 2).any():
+    if len(roles) > 1 and (sides < 2).any():
         raise InputError(
             f"the ranks have different numbers of collectives ({sorted(map(len, met))}); give"
             " traces of the same step"

@@ -92,7 +92,7 @@ class Dlrm(nn.Module):
         top: widths of the top MLP without its input.
         rows: rows per table.
         dim: embedding dimension.
-        embedding: "fused", "joint_sparse", "joint_rows", "sparse" or "dense".
+        embedding: "fused", "joint_sparse", "joint_rows", "sparse", "dense" or "spread".
         logits: omit the sigmoid at the end.
         states: number of tensors of the weight's size that the optimizer of a fused lookup keeps.
         interaction: "by_parts", "fused" or "cross".
@@ -144,9 +144,7 @@ class Dlrm(nn.Module):
         def bag(count: int, sparse: bool) -> nn.EmbeddingBag:
             return nn.EmbeddingBag(count, dim, mode="sum", sparse=sparse, _weight=weight(count))
 
-        if spread is not None:
-            pass
-        elif embedding == "fused":
+        if embedding == "fused":
             self.anchor = nn.Parameter(torch.zeros(0))
             self.fused = weight(sum(rows))
             self.states = [torch.zeros(sum(rows), dim) for _ in range(states)]
@@ -154,7 +152,7 @@ class Dlrm(nn.Module):
             self.joint = nn.Embedding(sum(rows), dim, sparse=True, _weight=weight(sum(rows)))
         elif embedding == "joint_sparse":
             self.joint = bag(sum(rows), sparse=True)
-        else:
+        elif spread is None:
             self.bags.extend(bag(count, embedding == "sparse") for count in rows)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Dlrm:
@@ -164,21 +162,16 @@ class Dlrm(nn.Module):
             state.data = fn(state.data)
         return self
 
-    def forward(self, dense: Tensor, indices: Tensor, offsets: Tensor | None = None) -> Tensor:
+    def forward(self, dense: Tensor, indices: Tensor, *offsets: Tensor) -> Tensor:
         """Click probabilities (or logits) of a batch: `dense` (B, width) -> (B,); spread tables take lengths for offsets."""
         x = self.bottom(dense)
         batch, dim = x.shape
-        if self.spread is not None:
-            assert offsets is not None
-            rows = self.spread.sums(indices, offsets, x.dtype)
-            z = torch.cat([x.unsqueeze(1), rows], 1)
-        elif self.fused is None and self.joint is None:
-            assert offsets is not None
-            lookups = zip(self.bags, self._split(indices), offsets.unbind(0), strict=True)
+        if self.bags:
+            lookups = zip(self.bags, self._split(indices), offsets[0].unbind(0), strict=True)
             parts = [self._as(x, bag(i, o)) for bag, i, o in lookups]
             z = torch.cat([x, *parts], 1).view(batch, self.tables + 1, dim)
         else:
-            rows = self._looked_up(indices, offsets, batch)
+            rows = self._looked_up(x, indices, *offsets)
             z = torch.cat([x.unsqueeze(1), self._as(x, rows)], 1)
         if self.cross is not None:
             joined = self.cross(z.view(batch, -1))
@@ -189,25 +182,23 @@ class Dlrm(nn.Module):
         output: Tensor = self.top(joined)
         return output.squeeze(1)
 
-    def _looked_up(self, indices: Tensor, offsets: Tensor | None, batch: int) -> Tensor:
-        """The sums of rows (B, tables, dim) from the weight of all tables."""
+    def _looked_up(self, x: Tensor, indices: Tensor, *offsets: Tensor) -> Tensor:
+        """The sums of rows (B, tables, dim) from one weight of all tables, or from those of all ranks."""
+        if self.spread is not None:
+            return self.spread.sums(indices, offsets[0], x.dtype)
         if self.joint is not None:  # bags in order (sample, table)
-            given = (indices,) if offsets is None else (indices, offsets)
-            rows: Tensor = self.joint(*given)
-            return rows.view(batch, self.tables, self.dim)
-        looked: Tensor = apply(
-            FusedLookup, self.anchor, self.fused, indices, offsets, self.tables, self.states
-        )
-        if looked.device.type == "meta":  # FBGEMM writes (B, T·D) at once
-            return looked.view(batch, self.tables, self.dim)
-        return looked.view(self.tables, batch, self.dim).transpose(0, 1)
+            rows: Tensor = self.joint(indices, *offsets)
+        else:
+            of = indices, *offsets, self.tables, self.states
+            rows = apply(FusedLookup, self.anchor, self.fused, *of)
+        return rows.view(len(x), self.tables, self.dim)
 
     def _as(self, x: Tensor, looked_up: Tensor) -> Tensor:
         """Cast the looked-up rows to the dtype of the bottom MLP's output, if one kernel reads both.
 
-        Otherwise nothing is cast here, because `bmm` casts its inputs under autocast.
+        Otherwise nothing is cast here, because `bmm` casts its inputs under autocast, and ranks exchange rows in that dtype.
         """
-        return looked_up.to(x.dtype) if self.one_kernel else looked_up
+        return looked_up.to(x.dtype) if self.one_kernel and not self.spread else looked_up
 
     def _split(self, indices: Tensor) -> Sequence[Tensor]:
         if indices.dim() == 2:
@@ -244,6 +235,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     states, placed = STATES.get(optimizer, 0) if training else 0, placed_by(config)
     with torch.device(device):
         spread = placed and SpreadTables(*placed, rows, lookups, dim, batch_size, states)
+        embedding = "spread" if spread else embedding
         model = Dlrm(
             bottom,
             [int(w) for w in config["top_mlp"]],
@@ -258,7 +250,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         )
     model.lookups_per_table = [batch_size * n for n in lookups]
     fused = [model.fused] if model.fused is not None else spread.weights if spread else []
-    pool = _pool(rows, lookups, bottom[0], "spread" if spread else embedding, batch_size, device)
+    pool = _pool(rows, lookups, bottom[0], embedding, batch_size, device)
 
     def criterion(output: Tensor, *batch: Tensor) -> Tensor:
         value = LOSSES[loss](output, batch[-1])
@@ -294,16 +286,13 @@ def _pool(
     * spread: (T·B·L,) in int32, table-major, with the lengths of all bags in place of offsets.
     * Others: (T, B·L), or flat if the number of lookups differs between tables.
     """
-    if is_dry(device):
-        return [_shapes(lookups, width, embedding, batch_size)]
-    equal = len(set(lookups)) == 1
-    random = torch.Generator().manual_seed(batch_size)
+    equal, dry = len(set(lookups)) == 1, is_dry(device)
+    random = None if dry else torch.Generator().manual_seed(batch_size)
 
     def indices(first: int, size: int, count: int) -> Tensor:
         return first + torch.randint(size, (batch_size * count,), generator=random)
 
-    batches: list[Batch] = []
-    for _ in range(4):
+    def batch() -> Batch:
         joint = embedding in ("fused", *JOINT)
         starts = [sum(rows[:t]) if joint else 0 for t in range(len(rows))]
         parts = [indices(*one) for one in zip(starts, rows, lookups, strict=True)]
@@ -323,25 +312,9 @@ def _pool(
             offset = torch.stack([torch.arange(0, batch_size * n, n) for n in lookups])
         dense = torch.rand(batch_size, width, generator=random)
         label = torch.randint(2, (batch_size,), generator=random).float()
-        batches.append(
-            (dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label)
-        )
-    return batches
+        return (dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label)
 
-
-def _shapes(lookups: Sequence[int], width: int, embedding: str, batch_size: int) -> Batch:
-    """A batch of `_pool` whose memory is never touched."""
-    joint = embedding in ("fused", "spread", *JOINT)
-    kind = torch.int32 if embedding == "spread" else torch.long
-    tables = len(lookups)
-    each = batch_size * lookups[0]
-    index_shape = (tables, each)
-    offset_shape = (tables, batch_size)
-    flat_shape = (batch_size * sum(lookups),)
-    flat = joint or len(set(lookups)) > 1
-    index = host_empty(*(flat_shape if flat else index_shape), dtype=kind)
-    offsets = (batch_size * tables,) if joint else offset_shape
-    offset = host_empty(*offsets, dtype=kind)
-    dense = host_empty(batch_size, width)
-    label = host_empty(batch_size)
-    return (dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label)
+    if dry:
+        with torch.device(device):
+            return [tuple(host_empty(*each.shape, dtype=each.dtype) for each in batch())]
+    return [batch() for _ in range(4)]

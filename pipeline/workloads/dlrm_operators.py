@@ -45,7 +45,7 @@ class FusedLookup(torch.autograd.Function):
         tables: int,
         states: Sequence[Tensor],
     ) -> Tensor:
-        """`weight` (rows of all tables, D), `indices` (total lookups), `offsets` (T·B) -> (T·B, D); table-major.
+        """`weight` (rows of all tables, D), `indices` (total lookups), `offsets` (T·B), by table -> (B·T, D), by sample.
 
         `states`: the optimizer's tensors, in the weight's shape. No tensor means SGD, one Adagrad, two Adam.
         """
@@ -56,7 +56,7 @@ class FusedLookup(torch.autograd.Function):
         if weight.device.type == "meta":
             sums: Tensor = _lookup_operators().lookup(weight, indices, offsets, tables)
             return sums
-        return F.embedding_bag(indices, weight, offsets, mode="sum")
+        return _turned(F.embedding_bag(indices, weight, offsets, mode="sum"), tables)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -70,11 +70,15 @@ class FusedLookup(torch.autograd.Function):
                 (1,), indices.numel()
             )  # a tensor made from a list would make the host wait
             ends = torch.cat([offsets[1:], end])
-            rows = gradient.contiguous().repeat_interleave(
-                ends - offsets, 0, output_size=indices.numel()
-            )
+            by_table = _turned(gradient, len(offsets) // ctx.tables)
+            rows = by_table.repeat_interleave(ends - offsets, 0, output_size=indices.numel())
             _update(ctx.weight, ctx.states, indices, rows)
         return None, None, None, None, None, None
+
+
+def _turned(rows: Tensor, outer: int) -> Tensor:
+    """Rows (`outer` x inner, D) in the order (inner x `outer`, D)."""
+    return rows.reshape(outer, -1, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
 
 
 def _update(weight: Tensor, states: Sequence[Tensor], indices: Tensor, rows: Tensor) -> None:

@@ -113,7 +113,7 @@ class Hstu(nn.Module):
         elif self.replicas is not None:
             rows = list(split(self.replicas(indices), self.counts))
         else:
-            of = each_alone(indices), len(self.counts), self.states
+            of = each_alone(indices), 1, self.states
             joint = apply(FusedLookup, self.anchor, self.fused, indices, *of)
             rows = list(split(joint, self.counts))
         tokens = torch.cat([self.user(rows[-1]), self.item(torch.cat(rows[:-1], 1))])

@@ -13,11 +13,6 @@ from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.workloads.feature_operators import feature_operators, split
 
 
-def finished(work: Any) -> None:
-    """Wait for a collective on its own stream."""
-    work.wait()
-
-
 class Exchange:
     """One exchange of sums of rows between ranks, and of their gradients.
 
@@ -114,7 +109,7 @@ class SumParts(torch.autograd.Function):
         """The sums of this rank's samples."""
         ctx.ranks = dist.get_world_size()
         own = sums.new_empty(sums.shape[0] // ctx.ranks, sums.shape[1])
-        finished(dist.reduce_scatter_tensor(own, sums, async_op=True))
+        dist.reduce_scatter_tensor(own, sums, async_op=True).wait()
         return own
 
     @staticmethod
@@ -122,5 +117,5 @@ class SumParts(torch.autograd.Function):
         """The gradients of all ranks' samples."""
         (gradient,) = gradients
         whole = gradient.new_empty(gradient.shape[0] * ctx.ranks, gradient.shape[1])
-        finished(dist.all_gather_into_tensor(whole, gradient.contiguous(), async_op=True))
+        dist.all_gather_into_tensor(whole, gradient.contiguous(), async_op=True).wait()
         return whole.div_(ctx.ranks)
