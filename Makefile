@@ -68,7 +68,7 @@ figures: setup unlock ## draw the figures of a grid: make figures GRID="experime
 accuracy: setup unlock ## write the accuracy tables of a grid
 	@$(BIN)/snakemake --config $(GRID) -- accuracy
 
-report: setup unlock ## write one page with rule graph, figures and tables of a grid, under results/reports/
+report: setup unlock ## write one page with figures and tables of a grid, under results/reports/
 	@$(BIN)/snakemake --config $(GRID) -- report
 
 paper: setup unlock ## draw the figures of the two papers beside ours (docs/papers.md), then compute their grids
@@ -87,7 +87,7 @@ ui: setup ## start MLflow on the project's database
 	@$(BIN)/steptime ui
 
 unlock: setup
-	@$(BIN)/python -m pipeline.show.run_snakemake
+	@$(BIN)/python -m evaluation.snakemake_runs
 
 clean: ## remove generated results; keeps the virtual environment
 	rm -rf results .snakemake

@@ -299,9 +299,9 @@ class Flow:
         return (point or expand([f"kernels={label}"])[0]).kernels
 
     @staticmethod
-    def code(script: str, drawing: bool = False) -> str:
+    def code(script: str) -> str:
         """Digest of the library code that a script uses, as a param: a change of that code reruns the rule."""
-        return code_digest(script, drawing)
+        return code_digest(script)
 
 
 def key_of(point: Question) -> tuple[str, str, str, int]:

@@ -151,38 +151,34 @@ PLUMBING = frozenset(
 )
 """Modules that find, check and store files. No result depends on them, so their edits do not refit kernel models."""
 
-DRAWING = ("pipeline/show/figures/", "pipeline/palette.py")
-"""The figures' code and colours. It counts for rules that draw figures, not for rules that log a figure with a fit."""
-
 _IMPORT = re.compile(
     r"^[ \t]*from ((?:pipeline|evaluation)[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE
 )
 
 
 @cache
-def code_digest(script: str, drawing: bool = False) -> str:
+def code_digest(script: str) -> str:
     """Hash of every module that a rule's script imports, directly or through other modules.
 
     Args:
         script: file name without `.py`.
-        drawing: whether the code of figures counts too.
 
     Raises:
         FileNotFoundError: there is no such script.
     """
-    return _hash(code_of(script, drawing))
+    return _hash(code_of(script))
 
 
 @cache
 def module_digest(module: str) -> str:
     """Hash of a module and of every module of the package that it imports, directly or through other modules."""
-    return _hash(_code_behind(ROOT / f"{module.replace('.', '/')}.py", False))
+    return _hash(_code_behind(ROOT / f"{module.replace('.', '/')}.py"))
 
 
-def code_of(script: str, drawing: bool = False) -> list[Path]:
+def code_of(script: str) -> list[Path]:
     """The files that `code_digest` hashes: modules and the data files beside them (such as `opmap.yaml`), in a fixed order."""
     files = [folder / f"{script}.py" for folder in SCRIPTS]
-    return _code_behind(next((file for file in files if file.is_file()), files[0]), drawing)
+    return _code_behind(next((file for file in files if file.is_file()), files[0]))
 
 
 def _hash(paths: Iterable[Path]) -> str:
@@ -190,18 +186,13 @@ def _hash(paths: Iterable[Path]) -> str:
     return hashlib.sha256(b"".join(part for pair in parts for part in pair)).hexdigest()[:16]
 
 
-def _code_behind(start: Path, drawing: bool) -> list[Path]:
+def _code_behind(start: Path) -> list[Path]:
     """Modules that a file imports, directly or indirectly, and the data files beside them."""
     waiting = [start]
     files = set[Path]() if start.parent in SCRIPTS else {start}
     while waiting:
         for path in _imported(waiting.pop()):
-            name = path.relative_to(ROOT).as_posix()
-            if (
-                path not in files
-                and name not in PLUMBING
-                and (drawing or not name.startswith(DRAWING))
-            ):
+            if path not in files and path.relative_to(ROOT).as_posix() not in PLUMBING:
                 files.add(path)
                 waiting.append(path)
     data = {

@@ -24,6 +24,7 @@ from evaluation.figures.accuracy_inputs import fitted_models, read_any, with_gpu
 from evaluation.figures.kernel_errors import kernel_errors
 from evaluation.pages.accuracy_tables import FAMILY_TITLES
 from evaluation.pages.markdown import markdown, rewrite
+from evaluation.snakemake_runs import run_snakemake
 from pipeline.errors import InputError, SteptimeError
 from pipeline.flow import Flow, wildcards_of
 from pipeline.kernels.error_metrics import gmae, mape
@@ -32,7 +33,6 @@ from pipeline.paths import campaign_gpus, measurements_dir, project_dir
 from pipeline.question.compose import choices
 from pipeline.question.question import ask
 from pipeline.readable import distinct
-from pipeline.show.run_snakemake import run_snakemake
 
 PAGE, MARKER = Path("docs") / "accuracy.md", "measured"
 OPTION_PATTERN = re.compile(

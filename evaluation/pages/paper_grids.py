@@ -13,10 +13,10 @@ from pathlib import Path
 
 from evaluation.pages import papers
 from evaluation.pages.grid_accuracy import missing_evidence
+from evaluation.snakemake_runs import run_snakemake
 from pipeline.flow import Flow
 from pipeline.paths import datasets_dir, project_dir
 from pipeline.show.figures.gallery import INDEX
-from pipeline.show.run_snakemake import run_snakemake
 
 EXPERIMENTS = ("paper_dlrm", "paper_cnn", "paper_surfer")
 

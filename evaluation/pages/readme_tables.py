@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from evaluation import snakemake_runs
 from evaluation.figures.accuracy_data import mean_errors
 from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from evaluation.figures.kernel_errors import kernel_errors
@@ -27,7 +28,6 @@ from pipeline.errors import InputError, SteptimeError
 from pipeline.kernels.estimate import FILE as SESSIONS
 from pipeline.model_files import HALF, list_packs, model_folders, read_by_gpu
 from pipeline.paths import datasets_dir, packs_dir, project_dir, transfer_dir
-from pipeline.show import run_snakemake as snakemake
 from pipeline.show.figures.board import save
 
 RULE_GRAPH_GRID = {"gpu": "local", "model": "dlrm_small", "results": "no-results"}
@@ -107,10 +107,10 @@ def rule_graph() -> str:
     Raises:
         SteptimeError: Snakemake could not draw it; the message says why.
     """
-    graph = snakemake.rule_graph(
+    graph = snakemake_runs.rule_graph(
         str(project_dir() / "Snakefile"), RULE_GRAPH_GRID, ["report"], STEPTIME_DATASETS="none"
     )
-    arrows = sorted(f"\t{source} --> {target}" for source, target in snakemake.edges_of(graph))
+    arrows = sorted(f"\t{source} --> {target}" for source, target in snakemake_runs.edges_of(graph))
     return "\n".join(["```mermaid", "flowchart TB", *arrows, "```"])
 
 
@@ -122,7 +122,7 @@ def refresh(results: Path) -> None:
     """
     if datasets_dir() is None:
         return
-    if snakemake.run_snakemake("checks", {"results": results}, "--quiet", "rules") != 0:
+    if snakemake_runs.run_snakemake("checks", {"results": results}, "--quiet", "rules") != 0:
         raise SteptimeError("the checks against public data did not finish; see the lines above")
 
 

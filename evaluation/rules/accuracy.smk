@@ -50,7 +50,7 @@ rule accuracy:
     params:
         missing=missing_evidence(FLOW),
         shipped=accuracy_inputs.shipped_models(FLOW),
-        code=FLOW.code("accuracy", drawing=True),
+        code=FLOW.code("accuracy"),
     message:
         "Write the accuracy tables of the grid"
     script:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline import plotter
 from pipeline.answers.call_changes import GRADIENT, GRADIENTS, NOTHING_US, CallChange, call_changes
-from pipeline.answers.drawn_step import OVERLAP, parts_of_step
+from pipeline.answers.drawn_step import IDLE, OVERLAP, parts_of_step
 from pipeline.answers.step_errors import interval
 from pipeline.arrays import Array
 from pipeline.prediction import Prediction
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 LONGEST_HEAD = 16
 """Longest name of a step, in characters, that is the head of a column."""
-
-ALIKE, SHARE = "step on one host", "share of the step"
-"""Names of the drawn changes of the step on the host of A, and of the step as a share of A."""
 
 
 @dataclass(frozen=True)
@@ -196,24 +193,30 @@ def difference(a: Prediction, b: Prediction) -> Difference:
     A trace on its own GPU is measured: it has no errors. Steps that cannot be drawn (those of a table, of a comparison, or of a
     trace on another GPU) have no intervals, and those without calls no list of them.
     """
-    traced = bool(a.traced or b.traced)
     moved = _on_host_of(a, b)
-    of_a, of_b = (_comparable(_parts(p), traced) for p in (a, moved or b))
-    drawn = _drawn_changes(a, b, moved, traced)
-    parts = [
-        _change(name, of_a.get(name, 0.0), of_b.get(name, 0.0), drawn)
+    steps = (a, moved or b, b)
+    parts = [_parts(p, bool(a.traced or b.traced)) for p in steps]
+    drawn = [len(part[IDLE]) for part in parts]
+    size = 1 if 1 in drawn else min((each for each in drawn if each > 2), default=2)
+    of_a, of_b, own = ({name: np.resize(us, size) for name, us in each.items()} for each in parts)
+    step_a, alike_b, step_b = (
+        np.append(p.predicted_us, sum(each.values())[1:])
+        for p, each in zip(steps, (of_a, of_b, own), strict=True)
+    )
+    none = np.zeros(size)
+    changes = [
+        _change(name, of_a.get(name, none), of_b.get(name, none))
         for name in dict.fromkeys([*of_a, *of_b])
-        if name != OVERLAP or max(abs(of_a[name]), abs(of_b[name])) > NOTHING_US
+        if name != OVERLAP or max(abs(of_a[name][0]), abs(of_b[name][0])) > NOTHING_US
     ]
     alike = host = None
     if moved is not None:
-        alike = _change(ALIKE, a.predicted_us, moved.predicted_us, drawn)
-        host = _change(_of_host(b), 0.0, b.predicted_us - moved.predicted_us, drawn)
-        parts.append(host)
-    parts.sort(key=lambda part: -abs(part.us))
-    step = _change("step", a.predicted_us, b.predicted_us, drawn)
-    notes = tuple(_notes(a, b, moved, drawn.get(SHARE)))
-    return Difference(a, b, step, tuple(parts), tuple(call_changes(a, b)), notes, alike, host)
+        alike = _change("step on one host", step_a, alike_b)
+        host = _change(f"host {b.host}", none, step_b - alike_b)
+        changes.append(host)
+    changes.sort(key=lambda part: -abs(part.us))
+    step, notes = _change("step", step_a, step_b), tuple(_notes(a, b, moved, step_b / step_a - 1))
+    return Difference(a, b, step, tuple(changes), tuple(call_changes(a, b)), notes, alike, host)
 
 
 def _on_host_of(a: Prediction, b: Prediction) -> Prediction | None:
@@ -225,59 +228,30 @@ def _on_host_of(a: Prediction, b: Prediction) -> Prediction | None:
     return moved if changes else None
 
 
-def _of_host(b: Prediction) -> str:
-    """Name of the part of a difference that the own host of B changes."""
-    return f"host {b.host}"
+def _parts(p: Prediction, traced: bool) -> dict[str, Array]:
+    """Parts of a step: as predicted, then in each draw. A measured step is the same in one draw; others may have none.
 
-
-def _parts(p: Prediction) -> dict[str, Array]:
+    The two gradients of a convolution are one where a step is traced: names of kernels do not tell them apart.
+    """
     families = {name: np.asarray(us) for name, us in p.families_us.items()}
     exposed = None if p.several is None else np.asarray(p.several.exposed_communication_us)
-    return parts_of_step(families, np.asarray(p.predicted_us), np.asarray(p.active_us), exposed)
-
-
-def _comparable(parts: Mapping[str, Array], traced: bool) -> dict[str, Array]:
-    """Parts with the two gradients of a convolution as one where a step is traced: names of kernels do not tell them apart."""
-    merged = dict(parts)
-    gradients = [merged.pop(name) for name in GRADIENTS if traced and name in merged]
-    return merged | ({GRADIENT: np.sum(gradients, axis=0)} if gradients else {})
-
-
-def _draws(p: Prediction) -> Mapping[str, Array] | None:
-    """Each part in each draw; that of a measured step is always the same. None for a step that cannot be drawn."""
-    if p.drawn is not None:
-        return p.drawn.parts()
-    return {name: us[None] for name, us in _parts(p).items()} if _measured(p) else None
+    middle = parts_of_step(families, np.asarray(p.predicted_us), np.asarray(p.active_us), exposed)
+    drawn = middle if _measured(p) else {}
+    drawn = drawn if p.drawn is None else p.drawn.parts()
+    parts = {name: np.append(us, drawn.get(name, ())) for name, us in middle.items()}
+    gradients = [parts.pop(name) for name in GRADIENTS if traced and name in parts]
+    return parts | ({GRADIENT: np.sum(gradients, axis=0)} if gradients else {})
 
 
 def _measured(p: Prediction) -> bool:
     return p.traced is not None and p.measured_us is not None
 
 
-def _drawn_changes(
-    a: Prediction, b: Prediction, moved: Prediction | None, traced: bool
-) -> Mapping[str, Array]:
-    """Change of each part, of the step and of its share of A in each draw; nothing where one of the steps cannot be drawn."""
-    of_a, of_b, own = (_comparable(_draws(p) or {}, traced) for p in (a, moved or b, b))
-    if not of_a or not of_b:
-        return {}
-    sizes = [len(us) for parts in (of_a, of_b) for us in parts.values() if len(us) > 1]
-    count = min(sizes, default=1)
-    none = np.zeros(count)
-    changes = {
-        name: none + of_b.get(name, none)[:count] - of_a.get(name, none)[:count]
-        for name in dict.fromkeys([*of_a, *of_b])
-    }
-    alike = np.sum(list(changes.values()), axis=0)
-    step = np.sum(list(own.values()), axis=0)[:count] - np.sum(list(of_a.values()), axis=0)[:count]
-    changes |= {_of_host(b): step - alike, "step": step, ALIKE: alike}
-    return changes | {SHARE: step / sum(us[:count] for us in of_a.values())}
-
-
-def _change(name: str, a_us: Any, b_us: Any, drawn: Mapping[str, Array]) -> Change:
-    a_us, b_us = float(a_us), float(b_us)
-    low, high = interval(drawn[name], b_us - a_us) if name in drawn else (None, None)
-    return Change(name, a_us, b_us, low, high)
+def _change(name: str, of_a: Array, of_b: Array) -> Change:
+    """From the time in each step: as predicted, then in each draw."""
+    us = of_b - of_a
+    low, high = interval(us[1:], us[0]) if len(us) > 1 else (None, None)
+    return Change(name, float(of_a[0]), float(of_b[0]), low, high)
 
 
 def _words(p: Prediction) -> list[str]:
@@ -300,9 +274,7 @@ def _names(a: Prediction, b: Prediction) -> tuple[str, str]:
     return first or f"without {second}", second or f"without {first}"
 
 
-def _notes(
-    a: Prediction, b: Prediction, moved: Prediction | None, drawn_share: Array | None
-) -> Iterator[str]:
+def _notes(a: Prediction, b: Prediction, moved: Prediction | None, share: Array) -> Iterator[str]:
     if moved is not None:
         yield (
             f"hosts differ: {a.host} ({a.gpu}), {b.host} ({b.gpu}); with {a.host}, {b.gpu} takes"
@@ -314,12 +286,11 @@ def _notes(
             f"{a.global_batch:,} and {b.global_batch:,} samples: "
             f"time per sample {change:+.1f} %".replace("-", "−")
         )
-    if drawn_share is None:
+    if len(share) == 1:
         yield "no intervals: one of the steps cannot be drawn again"
     else:
-        share = b.predicted_us / a.predicted_us - 1
-        low, high = interval(drawn_share, share)
-        text = f"the step changes by {share:+.1%} ({low:+.1%} to {high:+.1%})"
+        low, high = interval(share[1:], share[0])
+        text = f"the step changes by {share[0]:+.1%} ({low:+.1%} to {high:+.1%})"
         yield text.replace("-", "−").replace("%", " %")
         if _measured(a) or _measured(b):
             yield (

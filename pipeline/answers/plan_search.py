@@ -20,7 +20,7 @@ from pipeline.answers.fitting_layouts import least_devices
 from pipeline.answers.plan_results import Choice, Limits, Objective
 from pipeline.answers.step_errors import keyed_normals
 from pipeline.answers.ties import Tie, tie_of, unchecked_limits
-from pipeline.arrays import Array, Flags, Ints
+from pipeline.arrays import Array, Flags
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
 from pipeline.prices import no_price, one_currency, price_notes, price_of
@@ -56,49 +56,25 @@ class Space:
 
     Attributes:
         questions: what was asked.
-        batches: batches that are accumulated for one update.
         samples: samples of one update, of all GPUs.
-        cost: cost of one update; infinite without a price.
         update_us: predicted time of one update, µs.
+        cost: cost of one update; infinite without a price.
         joules: energy of one update, of all GPUs; NaN where nothing asks for it.
         host_bound: whether the host limits the step.
     """
 
     questions: Sequence[Question]
-    batches: Ints
     samples: Array
-    cost: Array
     update_us: Array
+    cost: Array
     joules: Array
     host_bound: Flags
 
-    @property
-    def us_per_sample(self) -> Array:
-        """Time of one sample, µs."""
-        return self.update_us / self.samples
-
     def time_and_spent(self, objective: Objective) -> tuple[Array, Array]:
         """Time of what is compared, µs, and its cost, or joules for an objective of energy; shape (points,)."""
-        spent, work = self.joules if objective.of_energy else self.cost, self.samples
-        work = np.ones(len(work)) if objective is Objective.step else work
+        spent = self.joules if objective.of_energy else self.cost
+        work = 1.0 if objective is Objective.step else self.samples
         return self.update_us / work, spent / work
-
-    def choice(
-        self, row: int, prediction: Prediction, joules: float | None, objective: Objective
-    ) -> Choice:
-        """A point with its prediction, and with the joules of an update."""
-        samples, cost = float(self.samples[row]), float(self.cost[row])
-        time, spent = self.time_and_spent(objective)
-        return Choice(
-            self.questions[row],
-            prediction,
-            int(self.batches[row]),
-            float(self.us_per_sample[row]),
-            cost / samples if np.isfinite(cost) else None,
-            None if joules is None else joules / samples,
-            float(time[row]),
-            float(spent[row]),
-        )
 
 
 @dataclass
@@ -207,50 +183,47 @@ class Search:
             else:
                 yield question
 
-    def _predict(self, questions: Sequence[Question], hourly: Mapping[str, float]) -> Space:
-        """The points that can be predicted, without intervals."""
+    def _steps(self, question: Question) -> list[tuple[Question, int]]:
+        """The steps of an update, and how often each runs: one updates the weights, those before it accumulate gradients.
+
+        These leave out the exchange between GPUs, too (`no_sync`).
+        """
         total = self.limits.global_batch
-        batches = {
-            question: 1 if total is None else total // question.global_batch
-            for question in questions
-        }
-        parts = {
-            question: _accumulating(question) for question, count in batches.items() if count > 1
-        }
-        update_us, joules = dict[Question, float](), dict[Question, float]()
-        electricity, host_bound = dict[Question, float](), set[Question]()
-        energy = self._needs_energy or any(question.electricity for question in questions)
+        before = 0 if total is None else total // question.global_batch - 1
+        if not before:
+            return [(question, 1)]
+        part = question.alone() if question.ranks else question
+        without = FrozenDict({**question.workload, "optimizer": "none"})
+        return [(question, 1), (replace(part, workload=without), before)]
+
+    def _predict(self, questions: Iterable[Question], hourly: Mapping[str, float]) -> Space:
+        """The points that can be predicted, without intervals."""
+        updates = {question: self._steps(question) for question in questions}
+        energy = self._needs_energy or any(question.electricity for question in updates)
         engine = replace(self.engine, energy=energy)
-        asked = dict.fromkeys([*questions, *parts.values()])
-        failed = dict[Question, str]()
+        found, failed = dict[Question, Array](), dict[Question, str]()
+        host_bound = set[Question]()
+        asked = dict.fromkeys(step for steps in updates.values() for step, _ in steps)
         for answer in engine.predict(asked, with_interval=False):
-            if answer.prediction is None:
+            if (p := answer.prediction) is None:
                 failed[answer.question] = str(answer.reason)
                 continue
-            update_us[answer.question] = answer.prediction.predicted_us
-            joules[answer.question] = _joules(answer.prediction)
-            per_us = answer.prediction.electricity_per_hour / 3600e6
-            electricity[answer.question] = per_us * answer.prediction.predicted_us
-            if answer.prediction.bound == "host":
-                host_bound.add(answer.question)
-            self.on_progress(PREDICTING, len(update_us))
+            paid = p.electricity_per_hour / 3600e6 * p.predicted_us
+            found[answer.question] = np.array([p.predicted_us, _joules(p), paid])
+            host_bound |= {answer.question} if p.bound == "host" else set()
+            self.on_progress(PREDICTING, len(found))
         points = []
-        for question, count in batches.items():
-            reasons = [failed[each] for each in (question, parts.get(question)) if each in failed]
-            if reasons:
+        for question, steps in updates.items():
+            if reasons := [failed[step] for step, _ in steps if step in failed]:
                 self.lost[f"no prediction: {reasons[0]}"] += 1
                 continue
-            part = parts.get(question, question)
-            us, used, paid = (
-                values[question] + (count - 1) * values[part]
-                for values in (update_us, joules, electricity)
-            )
+            us, joules, paid = sum(count * found[step] for step, count in steps)
             rent = us / 3600e6 * hourly.get(question.gpu.name, np.inf)
-            samples = float(question.global_batch * count)
-            spent = (rent + paid) * question.devices, us, used * question.devices
-            points.append((question, count, samples, *spent, question in host_bound))
+            spent = (rent + paid) * question.devices, joules * question.devices
+            samples = float(question.global_batch * sum(count for _, count in steps))
+            points.append((question, samples, us, *spent, question in host_bound))
         self.predicted = len(points)
-        columns = [np.array(column) for column in zip(*points, strict=True)] or [np.zeros(0)] * 7
+        columns = [np.array(column) for column in zip(*points, strict=True)] or [np.zeros(0)] * 6
         return Space(columns[0].tolist(), *columns[1:])
 
     def _excess(self, space: Space) -> Array:
@@ -306,22 +279,18 @@ class Search:
         Under a deadline or a budget, contenders are those of the rows `near` that meet it in `SURE` of the draws, if any do.
         """
         rows = distinct([*near, *front])
-        parts = {row: _accumulating(space.questions[row]) for row in rows if space.batches[row] > 1}
-        asked = distinct([*(space.questions[row] for row in rows), *parts.values()])
+        updates = {row: self._steps(space.questions[row]) for row in rows}
+        asked = distinct(step for steps in updates.values() for step, _ in steps)
         answers = in_order(asked, self.engine.predict(asked))
         predictions = {answer.question: answer.whole() for answer in answers}
         choices, drawn = dict[int, Choice](), dict[int, Array]()
-        for row in rows:
+        for row, steps in updates.items():
             prediction = predictions[space.questions[row]]
-            assert prediction.draws_us is not None
-            us, joules = prediction.draws_us, _joules(prediction)
-            if row in parts and (part := predictions[parts[row]]).draws_us is not None:
-                us = us + (space.batches[row] - 1) * part.draws_us
-                joules += (space.batches[row] - 1) * _joules(part)
-            joules *= prediction.devices
+            answered = [(predictions[step], count) for step, count in steps]
+            us = np.sum([count * np.asarray(p.draws_us) for p, count in answered], axis=0)
+            joules = sum(count * _joules(p) for p, count in answered)
             relative, error = us / space.update_us[row], self._energy_error(prediction, len(us))
-            choice = space.choice(row, prediction, joules, self.objective)
-            choices[row] = replace(choice, meets=self._meets(excess[:2, row], relative))
+            choices[row] = self._choice(space, row, prediction, joules, excess, relative)
             drawn[row] = relative * error * value[row]
         sure = [row for row in near if (choices[row].meets or 1.0) >= SURE]
         kept = sorted(sure or near, key=lambda row: float(value[row]))[:CONTENDERS]
@@ -337,11 +306,25 @@ class Search:
             tie = unchecked_limits([choice.prediction for choice in first]) or tie
         return first, [choices[row] for row in front], tie
 
-    def _meets(self, excess: Array, relative: Array) -> float | None:
-        """Share of draws of a step that meet deadline and budget; None without them."""
-        if self.limits.deadline_s is None and self.limits.budget is None:
-            return None
-        return float(np.mean(excess.max() * relative <= 1))
+    def _choice(
+        self, space: Space, row: int, p: Prediction, joules: float, excess: Array, relative: Array
+    ) -> Choice:
+        """A point with its prediction, the joules of an update on one GPU, and the share of draws within the limits."""
+        time, spent = (float(of[row]) for of in space.time_and_spent(self.objective))
+        samples, question = float(space.samples[row]), space.questions[row]
+        cost = float(space.cost[row]) / samples
+        limited = self.limits.deadline_s is not None or self.limits.budget is not None
+        return Choice(
+            question,
+            p,
+            int(samples) // question.global_batch,
+            float(space.update_us[row]) / samples,
+            cost if np.isfinite(cost) else None,
+            joules * p.devices / samples,
+            time,
+            spent,
+            meets=float(np.mean(excess[:2, row].max() * relative <= 1)) if limited else None,
+        )
 
     def _energy_error(self, p: Prediction, draws: int) -> Array | float:
         """Factors on the energy of a step in each draw, shape (draws,), which all steps on its GPU share."""
@@ -361,9 +344,3 @@ def _divides(question: Question, total: int) -> bool:
     steps, left = divmod(total, question.global_batch)
     scheduled = question.ranks is not None and question.ranks.scheduled
     return not left and (steps == 1 or not scheduled)
-
-
-def _accumulating(question: Question) -> Question:
-    """The question's step without an update of the weights, and without exchange between GPUs (`no_sync`)."""
-    question = question.alone() if question.ranks else question
-    return replace(question, workload=FrozenDict({**question.workload, "optimizer": "none"}))

@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec
 from pipeline.paths import config_files, name_of_config
-from pipeline.yaml_text import NamedFile
+from pipeline.yaml_text import SOURCES, TEXT, Kind, names, number, read_named
 
 AUTO = "auto"
 """Value of `cluster` that takes the usual cluster of the GPU."""
@@ -39,6 +39,24 @@ _RATES = {
 _OPTIONAL = ("nvlink_bidirectional_gb_per_s", "in_switch_reduction", "host", "usual_for", "sources")
 _LARGEST = 1e6
 """Figures above it are refused: they are in another unit."""
+
+_KEYS = {
+    **dict.fromkeys((*_TEXTS, "host"), TEXT),
+    "fabric": Kind(lambda value: value in FABRICS, f"choose one of {', '.join(FABRICS)}"),
+    **dict.fromkeys(
+        _COUNTS,
+        Kind(
+            lambda value: type(value) is int and 1 <= value <= 1024,
+            "give a whole number from 1 to 1024",
+        ),
+    ),
+    **dict.fromkeys(
+        _RATES, number("give a number above 0, in the unit that the key names", _LARGEST)
+    ),
+    "in_switch_reduction": Kind(lambda value: isinstance(value, bool), "give true or false"),
+    "usual_for": names("GPUs"),
+    "sources": SOURCES,
+}
 
 
 @dataclass(frozen=True)
@@ -145,35 +163,21 @@ def _read(path: Path) -> Cluster:
 
 @lru_cache(maxsize=256)
 def _parsed(path: Path, _stamp: int) -> Cluster:
-    required = [*_COUNTS, *(key for key in _RATES if key not in _OPTIONAL)]
-    file = NamedFile(path, "cluster", "dgx-a100", _TEXTS, required, _OPTIONAL)
-    values = file.values
-    host, sources, reduces = file.text("host"), values.get("sources"), "in_switch_reduction"
-    if values["fabric"] not in FABRICS:
-        raise file.error("fabric", f"choose one of {', '.join(FABRICS)}")
-    for key in _COUNTS:
-        if type(values[key]) is not int or not 1 <= values[key] <= 1024:
-            raise file.error(key, "give a whole number from 1 to 1024")
-    remedy = "give a number above 0, in the unit that the key names"
-    rates = {key: file.number(key, remedy, _LARGEST) for key in _RATES}
-    if not isinstance(values.get(reduces), (bool, type(None))):
-        raise file.error(reduces, "give true or false")
-    if not isinstance(sources or {}, Mapping):
-        raise ConfigError(f"{path}: sources must map figures to texts")
+    required = [key for key in _KEYS if key not in _OPTIONAL]
+    values = read_named(path, "cluster", "dgx-a100", _KEYS, required)
     figures: dict[str, Any] = {
-        key.replace("_bidirectional", "").replace("gbit", "gb"): factor * rate
+        key.replace("_bidirectional", "").replace("gbit", "gb"): factor * values[key]
         for key, factor in _RATES.items()
-        if (rate := rates[key]) is not None
+        if key in values
     }
     cluster = Cluster(
         **figures,
         **{key: values[key] for key in (*_TEXTS, *_COUNTS)},
-        host=host,
-        in_switch_reduction=bool(values.get(reduces)),
-        usual_for=file.names("usual_for", "GPUs"),
-        sources={str(key): str(text) for key, text in (sources or {}).items()},
+        host=values.get("host"),
+        in_switch_reduction=values.get("in_switch_reduction", False),
+        usual_for=tuple(map(str, values.get("usual_for", ()))),
+        sources={str(key): str(text) for key, text in values.get("sources", {}).items()},
     )
-    file.refuse_other_name()
     if cluster.name == AUTO:
         raise ConfigError(
             f"{path}: {AUTO} means the usual cluster of a GPU; call the file and the cluster"

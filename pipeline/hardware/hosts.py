@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
 from pipeline.paths import campaign_gpus, config_files, name_of_config
-from pipeline.yaml_text import NamedFile
+from pipeline.yaml_text import SOURCES, TEXT, names, number, read_named
 
 USUAL = "usual"
 """Value of `host` that takes the usual host of the GPU."""
@@ -28,7 +28,12 @@ CAMPAIGN_LOG_SD = 0.18
 35 steps of `measurements/H100` that wait for the host, a virtual machine, differ by 0.23 from their predictions."""
 
 _TEXTS = ("name", "what", "observations")
-_OPTIONAL = ("scale", "log_sd", "usual_for", "sources")
+_KEYS = dict.fromkeys(_TEXTS, TEXT) | {
+    "scale": number("give a number above 0", 1000),
+    "log_sd": number("give a number 0 or above 0", 1000, zero=True),
+    "usual_for": names("architectures"),
+    "sources": SOURCES,
+}
 
 
 @dataclass(frozen=True)
@@ -112,14 +117,10 @@ def _read(path: Path) -> Host:
 
 @lru_cache(maxsize=256)
 def _parsed(path: Path, _stamp: int) -> Host:
-    file = NamedFile(path, "host", NEWEST, _TEXTS, (), _OPTIONAL)
-    scale = file.number("scale", "give a number above 0", 1000)
-    log_sd = file.number("log_sd", "give a number 0 or above 0", 1000, zero=True)
-    host = Host(
-        **{key: file.values[key] for key in _TEXTS},
-        scale=1.0 if scale is None else scale,
-        log_sd=log_sd or 0.0,
-        usual_for=file.names("usual_for", "architectures"),
+    values = read_named(path, "host", NEWEST, _KEYS, _TEXTS)
+    return Host(
+        **{key: values[key] for key in _TEXTS},
+        scale=float(values.get("scale", 1.0)),
+        log_sd=float(values.get("log_sd", 0.0)),
+        usual_for=tuple(map(str, values.get("usual_for", ()))),
     )
-    file.refuse_other_name()
-    return host

@@ -1,8 +1,4 @@
-"""Reads overrides with Hydra, and composes the files of `config/` with them.
-
-A file of a group (GPU, model, kernels, overheads) is composed once: its values do not depend on the choice of the other
-groups. The other overrides of a question are applied to a copy.
-"""
+"""Reads overrides with Hydra, and composes the files of `config/` with them: `config.yaml` and one file of each group."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from pipeline.paths import config_dir, config_files, files_by_name, name_of_conf
 from pipeline.question.checks import flatten
 from pipeline.question.options import FREE_OPTIONS, GROUPS, SYNONYMS, with_defaults
 from pipeline.question.settings import written
-from pipeline.yaml_text import YamlError, load_yaml
+from pipeline.yaml_text import read_mapping
 
 ROOT = "config"
 """The file that names the default of each group, and holds the sections that are no group."""
@@ -56,8 +52,7 @@ Completed = Callable[[Point], Iterable[Point]]
 
 def forget() -> None:
     """Forget what was composed in this process, so that changed files are read again."""
-    _COMPOSED.clear()
-    _read_yaml.cache_clear()
+    _read_shipped.cache_clear()
     files_by_name.cache_clear()
 
 
@@ -91,15 +86,14 @@ def _experiment(named: str, below: tuple[Path, ...] = ()) -> dict[str, str]:
     if name not in files:
         raise UnknownNameError("experiment", named, list(files))
     file = files[name]
-    content = _yaml_in(file)
+    content = read_mapping(
+        file,
+        "sweeps, so it is not the file of an experiment: write for example `defaults: [override"
+        " /gpu: V100]`",
+    )
     sweeps: dict[str, str] = {}
     if file in below:
         raise ConfigError(f"{file}: builds on itself")
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{file}: not the file of an experiment: write for example `defaults: [override /gpu:"
-            " V100]`"
-        )
     stated = content.pop("defaults", None) or []
     for entry in stated if isinstance(stated, list) else [stated]:
         if isinstance(entry, str) and entry != "_self_":
@@ -147,8 +141,7 @@ def from_snakemake(config: Mapping[str, Any]) -> list[str]:
 def default_choices() -> dict[str, str]:
     """The file of each group that is used if none is chosen, as `config/config.yaml` states it."""
     file = config_dir() / f"{ROOT}.yaml"
-    content = _read_yaml(file)
-    stated = content.get("defaults") if isinstance(content, dict) else None
+    stated = _read_shipped(file).get("defaults")
     entries = stated if isinstance(stated, list) else []
     defaults = dict(pair for entry in entries if isinstance(entry, dict) for pair in entry.items())
     if unnamed := [group for group in GROUPS if not isinstance(defaults.get(group), str)]:
@@ -170,35 +163,19 @@ def configuration(
 
     Raises:
         KeyError: an override names a key that the configuration does not have, without a plus.
-        ConfigError: a file cannot be composed, or an override cannot be applied.
+        ConfigError: a file cannot be read, or an override cannot be applied.
     """
-    directory, defaults = config_dir(), default_choices()
-    names = {"": ROOT, **defaults, **chosen}
-    files = [
-        (config_files(group).get(name, directory / group / f"{name}.yaml"), group)
-        for group, name in names.items()
-        if name is not None
-    ]
-    for group, name in defaults.items():  # Hydra reads the default files even if others are chosen
-        _read_yaml(directory / group / f"{name}.yaml")
-    for path, group in files:
-        if path.parent == directory / group:
-            _read_yaml(path)
-        else:  # a user's file, which Hydra does not see and the user may edit
-            _COMPOSED[path, group] = {group: _yaml_in(path)}
-            names[group] = defaults[group]
-    if not all(file in _COMPOSED for file in files):
-        composed = _compose(directory.resolve(), names)
-        if isinstance(composed.get("model"), dict):
-            composed["model"] = with_defaults(composed["model"])
-        for file in files:
-            own = {
-                section: values
-                for section, values in composed.items()
-                if (section if section in GROUPS else "") == file[1]
-            }
-            _COMPOSED.setdefault(file, own)
-    sections = {section: values for file in files for section, values in _COMPOSED[file].items()}
+    directory, names = config_dir(), {**default_choices(), **chosen}
+    sections = {**_read_shipped(directory / f"{ROOT}.yaml")}
+    del sections["defaults"]
+    for group, name in names.items():
+        if name is not None:
+            shipped = directory / group / f"{name}.yaml"
+            file = config_files(group).get(name, shipped)
+            # a user's file may be edited while this process runs
+            sections[group] = _read_shipped(file) if file == shipped else _yaml_in(file)
+    if "model" in sections:
+        sections["model"] = with_defaults(sections["model"])
     if "gpu" in sections:  # how a card is run: options of every GPU
         sections["gpu"] = {**dict.fromkeys(RUN_AT), **sections["gpu"]}
     overrides = tuple(overrides)
@@ -249,64 +226,13 @@ def _apply(override: Override, config: Any) -> None:
         raise KeyError(key) from None
 
 
-_COMPOSED: dict[tuple[Path, str], dict[str, Any]] = {}
-"""What Hydra composed from each file of a group, by section; the group "" has the sections that are no group."""
-
-
-DAMAGED = (OSError, ValueError, TypeError, AttributeError, RecursionError)
-"""What Hydra raises for a damaged file, beside its own errors."""
-
-
-def _compose(directory: Path, names: Mapping[str, str | None]) -> dict[str, Any]:
-    """What Hydra composes from files, by section, without interpolation.
-
-    Args:
-        directory: the folder of the configuration.
-        names: the file of each group; None leaves the group out.
-    """
-    import yaml
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    _read_yaml(directory / f"{ROOT}.yaml")
-    GlobalHydra.instance().clear()
-    groups = {group: name for group, name in names.items() if group}
-    overrides = [
-        f"~{group}" if name is None else f"{group}={name}" for group, name in groups.items()
-    ]
-    try:
-        with initialize_config_dir(str(directory), version_base="1.3"):
-            composed: Any = OmegaConf.to_container(
-                compose(ROOT, overrides=overrides), resolve=False
-            )
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"configuration: {first_line(error)}") from None
-    except (yaml.YAMLError, *DAMAGED) as error:
-        files = ", ".join(f"{group}/{name}.yaml" for group, name in groups.items() if name)
-        raise ConfigError(
-            f"{directory}: {files} is damaged ({' '.join(str(error).split())[:300]})"
-        ) from None
-    return {str(section): values for section, values in composed.items()}
-
-
 @lru_cache(maxsize=1024)
-def _read_yaml(file: Path) -> Any:
-    """The values of a shipped file; Hydra would take minutes for a few lines of aliases of aliases."""
+def _read_shipped(file: Path) -> dict[str, Any]:
     return _yaml_in(file)
 
 
-def _yaml_in(file: Path) -> Any:
-    try:
-        return load_yaml(file.read_text(encoding="utf-8"))
-    except YamlError as error:
-        raise ConfigError(f"{file}: not readable as YAML ({first_line(error)})") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file}: not readable ({getattr(error, 'strerror', None) or error})"
-        ) from None
+def _yaml_in(file: Path) -> dict[str, Any]:
+    return read_mapping(file, "options and their values")
 
 
 def with_names_of_today(texts: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""The report of a grid: one HTML page with its numbers, figures, tables and rules, which opens offline."""
+"""The report of a grid: one HTML page with its numbers, figures and tables, which opens offline."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ def write_report(
     page: str | Path,
     comparison: Comparison,
     figures: str | Path,
-    rules: Mapping[str, Sequence[str]],
     timelines: Mapping[str, str],
     advice: Fact | None = None,
 ) -> None:
@@ -66,7 +65,6 @@ def write_report(
         page: the HTML file to write.
         comparison: the grid's points.
         figures: folder of the figures that `draw_all` wrote.
-        rules: each rule of the run with those whose outputs it reads.
         timelines: HTML page of each point's timeline, by the point's name.
         advice: what makes the fastest point faster.
     """
@@ -93,7 +91,6 @@ def write_report(
         played=played,
         steps=_steps_section(comparison),
         parts=figures_by_category(Path(figures), index["drawn"]),
-        rules=rules,
         timelines=timelines,
         missing=index["not_drawn"],
     )

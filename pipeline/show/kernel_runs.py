@@ -24,7 +24,6 @@ from pipeline.model_files import file_digest, list_model_folders, write_json
 from pipeline.schemas import atomic_path, unwritable, write_parquet
 from pipeline.show.tracking import (
     Data,
-    choose_champion,
     current_models,
     log_run,
     register_model,
@@ -41,6 +40,9 @@ QUANTILES = 201
 
 DURATIONS = ("fit_s", "predict_us_per_row")
 """Metrics that differ in each fit: MLflow has them, files do not, so that the same fit leaves the same bytes."""
+
+IN_PERCENT = ("gmae", "mape", "bias", "coverage")
+"""Metrics that are shares."""
 
 NO_SAMPLES = "no_samples.txt"
 """File that marks the model folder of a family that was not fitted."""
@@ -108,17 +110,16 @@ def _track_all(
     samples: pd.DataFrame,
     provenance: Mapping[str, Any],
 ) -> None:
-    """Log every fit, register the best of each family, then choose the champions."""
+    """Log every fit, then register the best of each family and choose the champions."""
     runs = {}
     for fitted in fits:
         family = fitted.model.family
-        name, run = _track(fitted, gpu, tracking, samples[samples["family"] == family], provenance)
+        run = _track(fitted, gpu, tracking, samples[samples["family"] == family], provenance)
         if best[family] is fitted:
-            register_model(tracking, name, run, {"gpu": gpu, "family": family})
-            runs[name] = run
+            runs[run] = family, fitted.model.scope.dtypes
     # only when all are logged: a new run supersedes the earlier run of its name
-    for name, run in runs.items():
-        choose_champion(tracking, name, run)
+    for run, (family, dtypes) in runs.items():
+        register_model(tracking, _name(gpu, family, dtypes), run, {"gpu": gpu, "family": family})
 
 
 def log_shipped_models(tracking: Path) -> int:
@@ -132,37 +133,31 @@ def log_shipped_models(tracking: Path) -> int:
         about = read_description(folder)
         if about["variant"] == "curve":  # of bandwidth, not a model
             continue
-        kind, tags = _kind(about["gpu"], about["family"], about["scope"]["dtypes"])
+        owner = about["gpu"], about["family"], about["scope"]["dtypes"]
         digest = f"shipped {file_digest(folder / METRICS)[:8]}"
-        earlier = known.get(tags["model"], set())
+        earlier = known.get(_name(*owner), set())
         if any(each == digest or not each.startswith("shipped") for each in earlier):
             continue
         run = _log(
             tracking,
-            f"{about['gpu']} {kind} shipped",
+            owner,
+            "shipped",
             folder,
             {key: about[key] for key in ("variant", "seed", "samples", "split")},
             json.loads((folder / METRICS).read_text(encoding="utf-8")),
-            {**tags, "variant": f"{about['variant']} (shipped)", "champion": "yes"},
-            Data(f"{about['gpu']} {kind}", digest, ", ".join(about["source"]), about["samples"]),
+            {"variant": f"{about['variant']} (shipped)", "champion": "yes"},
+            (digest, ", ".join(about["source"]), about["samples"]),
             "packs",
         )
-        register_model(tracking, tags["model"], run, {key: about[key] for key in ("gpu", "family")})
-        choose_champion(tracking, tags["model"], run)
+        tags = {key: about[key] for key in ("gpu", "family")}
+        register_model(tracking, _name(*owner), run, tags)
         logged += 1
     return logged
 
 
-def _kind(gpu: str, family: str, dtypes: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Family with its dtypes, if they are not fp32, and the tags of its runs, with the name of the registered model."""
-    joined = "-".join(dtypes)
-    kind = family if "fp32" in dtypes else f"{family}-{joined}"
-    return kind, {"gpu": gpu, "family": family, "dtype": joined, "model": f"{gpu}-{kind}"}
-
-
-def _in_percent(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Errors in percent: MLflow's charts show two decimal places, so that 1.9 % and 2.4 % would both be 0.02."""
-    return {f"{key}_percent": 100.0 * metrics[key] for key in ("gmae", "mape", "bias", "coverage")}
+def _name(gpu: str, family: str, dtypes: Sequence[str]) -> str:
+    """Name of a registered model: its GPU and its family, with the dtypes if they are not fp32."""
+    return f"{gpu}-{family}" if "fp32" in dtypes else f"{gpu}-{family}-{'-'.join(dtypes)}"
 
 
 def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, Any]) -> None:
@@ -180,53 +175,61 @@ def _track(
     tracking: Path,
     samples: pd.DataFrame,
     provenance: Mapping[str, Any],
-) -> tuple[str, str]:
-    """Log one fit with its model and its test predictions.
-
-    Returns:
-        The name under which models of this kind are registered, and the run's id.
-    """
-    family, variant = fitted.model.family, str(fitted.parameters["variant"])
-    kind, tags = _kind(gpu, family, fitted.model.scope.dtypes)
-    seed = fitted.parameters["seed"]
+) -> str:
+    """Log one fit with its model and its test predictions; returns the run's id."""
+    variant, seed = str(fitted.parameters["variant"]), fitted.parameters["seed"]
     origin = ", ".join(sorted(samples["source"].astype(str).unique()))
     with tempfile.TemporaryDirectory(prefix="steptime_model_") as scratch:
         folder = Path(scratch) / "fitted"
         fitted.save(folder)
         _keep_errors(fitted, folder, provenance)
-        run = _log(
+        return _log(
             tracking,
-            f"{gpu} {kind} {variant}" + (f" seed {seed}" if seed else ""),
+            (gpu, fitted.model.family, fitted.model.scope.dtypes),
+            variant + (f" seed {seed}" if seed else ""),
             folder,
             {**fitted.parameters, "samples": len(samples)},
             fitted.metrics,
-            {**tags, "variant": variant, "champion": "no"},
-            Data(f"{gpu} {kind}", _fingerprint(samples), origin, len(samples)),
+            {"variant": variant, "champion": "no"},
+            (_fingerprint(samples), origin, len(samples)),
             "workflow/scripts/fit_kernels.py",
         )
-    return tags["model"], run
 
 
 def _log(
     tracking: Path,
-    name: str,
+    owner: tuple[str, str, Sequence[str]],
+    label: str,
     folder: Path,
     params: Mapping[str, Any],
     metrics: Mapping[str, float],
     tags: Mapping[str, str],
-    data: Data,
+    data: tuple[str, str, int],
     made_by: str,
 ) -> str:
-    """Log the model of a folder, with its errors in percent too; returns the run's id."""
+    """Log the model of a folder; returns the run's id.
+
+    Errors are logged in percent, too: MLflow's charts show two decimal places, so that 1.9 % and 2.4 % would both be 0.02.
+
+    Args:
+        owner: GPU, family and dtypes.
+        label: end of the run's name.
+        data: digest, origin and number of samples.
+    """
+    gpu, family, dtypes = owner
+    name = _name(*owner)
+    title = f"{gpu} {name.removeprefix(gpu)[1:]}"
+    percent = {f"{key}_percent": 100.0 * metrics[key] for key in IN_PERCENT}
+    of_model = {"gpu": gpu, "family": family, "dtype": "-".join(dtypes), "model": name}
     with tempfile.TemporaryDirectory(prefix="steptime_run_") as scratch:
         return log_run(
             tracking,
-            name,
+            f"{title} {label}",
             params=params,
-            metrics={**metrics, **_in_percent(metrics)},
-            tags={**tags, "samples": data.digest},
+            metrics={**metrics, **percent},
+            tags={**of_model, **tags, "samples": data[0]},
             made_by=made_by,
-            data=data,
+            data=Data(title, *data),
             model=write_pyfunc(folder, Path(scratch) / "model", __name__),
         )
 

@@ -1,32 +1,16 @@
-"""Runs the project's Snakefile from Python, as a user does from a shell; draws its rules; unlocks a folder.
-
-python -m pipeline.show.run_snakemake        (`make` unlocks so before each run)
-"""
+"""Runs the project's Snakefile, as a user does from a shell."""
 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
-import networkx as nx
-import psutil
-
-from pipeline.errors import InputError, SteptimeError
+from pipeline.errors import InputError
 from pipeline.paths import project_dir
 
 OVERRIDES = ("gpu=", "model=", "batch_size=", "experiment=")
 """Beginnings of words that no option of Snakemake takes."""
-
-
-def run_snakemake(target: str, config: Mapping[str, object], *options: str) -> int:
-    """Run Snakemake up to a target on all cores and return its exit code; Snakemake itself prints errors."""
-    command = _snakemake(f"{key}={value}" for key, value in config.items())
-    further = ["--cores", "all", "--rerun-incomplete", *options, "--", target]
-    return subprocess.run([*command, *further], check=False).returncode
 
 
 def become_snakemake(words: Sequence[str]) -> None:
@@ -52,10 +36,10 @@ def become_snakemake(words: Sequence[str]) -> None:
     others = [f"overrides={' '.join(dotted)}"] if dotted else []
     last = ["--", *targets] if targets else []
     sys.stdout.flush()
-    os.execv(sys.executable, [*_snakemake([*plain, *others]), *options, *last])
+    os.execv(sys.executable, [*snakemake_command([*plain, *others]), *options, *last])
 
 
-def _snakemake(config: Iterable[str], snakefile: str = "") -> list[str]:
+def snakemake_command(config: Iterable[str], snakefile: str = "") -> list[str]:
     """Snakemake on a workflow, by default the project's. Files of the current folder cannot take the place of libraries (`-P`)."""
     values = list(config)
     return [
@@ -67,90 +51,3 @@ def _snakemake(config: Iterable[str], snakefile: str = "") -> list[str]:
         "--snakefile",
         snakefile or str(project_dir() / "Snakefile"),
     ]
-
-
-def rule_graph(
-    snakefile: str, config: Mapping[str, object], targets: Sequence[str], **environment: str
-) -> str:
-    """Snakemake's graph of the rules up to the targets, as Mermaid text in an order that changes. No rule runs.
-
-    Args:
-        snakefile: the workflow.
-        config: its `--config` values.
-        targets: files or rules.
-        environment: environment variables of the call.
-
-    Raises:
-        SteptimeError: Snakemake could not draw it; the message says why.
-    """
-    values = (
-        f"{key}={','.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
-        for key, value in config.items()
-    )
-    command = [*_snakemake(values, snakefile), "--nolock", "--rulegraph", "mermaid-js", "--"]
-    run = subprocess.run(
-        [*command, *targets],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    _, head, graph = run.stdout.partition("flowchart")
-    if run.returncode != 0 or not head:
-        last = ["no output", *(run.stderr or run.stdout).split("\n")]
-        reason = [line.strip() for line in last if line.strip()][-1]
-        raise SteptimeError(f"rule graph: Snakemake could not draw it: {reason}")
-    return head + graph
-
-
-def edges_of(text: str) -> list[tuple[str, str]]:
-    """(from, to) of every arrow of a Mermaid graph, by rule."""
-    names = dict(re.findall(r"(id\d+)\[(\w+)\]", text))
-    return [(names[a], names[b]) for a, b in re.findall(r"(id\d+) --> (id\d+)", text)]
-
-
-def rule_inputs(text: str) -> dict[str, list[str]]:
-    """The rules of a Mermaid graph in the order in which they can run, each with those whose outputs it reads.
-
-    A rule that is reached through another one is left out.
-    """
-    graph = nx.DiGraph(sorted(edges_of(text)))
-    reduced = nx.transitive_reduction(graph)
-    return {
-        rule: sorted(reduced.predecessors(rule))
-        for rule in nx.lexicographical_topological_sort(graph)
-    }
-
-
-def running_snakemake(folder: Path) -> int | None:
-    """Id of a Snakemake process in a folder, without this process and its parents."""
-    ours = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    for process in psutil.process_iter():
-        try:
-            if process.pid in ours or Path(process.cwd()) != folder:
-                continue
-            if any("snakemake" in Path(word).name for word in process.cmdline()[:3]):
-                return int(process.pid)
-        except psutil.Error:  # the process has ended, or belongs to another user
-            continue
-    return None
-
-
-def unlock() -> int:
-    """Remove the locks of a run that was killed in this folder, unless a run is active; return the exit code."""
-    locks = Path(".snakemake/locks")
-    if not locks.is_dir() or not any(locks.iterdir()):
-        return 0
-    holder = running_snakemake(Path.cwd())
-    if holder is None:
-        return run_snakemake("all", {}, "--quiet", "all", "--unlock")
-    print(
-        f"steptime: process {holder} runs Snakemake in this folder; its outputs stay locked until"
-        " it ends",
-        file=sys.stderr,
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(unlock())

@@ -163,15 +163,37 @@ def write_pyfunc(data: Path, folder: Path, loader: str) -> Path:
 
 
 def register_model(folder: str | Path, name: str, run_id: str, tags: Mapping[str, str]) -> None:
-    """Register the model that a run logged as a new version of `name`."""
+    """Register the model that a run logged as a new version of `name`, and choose the champion of that name.
+
+    The champion has the lowest GMAE among registered models of current runs on the same samples as `run_id`. Errors on other
+    samples are not comparable, and a superseded run must not be the champion. A fit of a single sample has no error and comes last.
+    """
     from mlflow.exceptions import MlflowException
 
     with _client_alone(folder) as client:
         # it may exist since an earlier fit, and gets a new version
         with contextlib.suppress(MlflowException):
             client.create_registered_model(name, tags=dict(tags))
-        source = f"{client.get_run(run_id).info.artifact_uri}/model"
+        last = client.get_run(run_id)
+        source, samples = f"{last.info.artifact_uri}/model", last.data.tags["samples"]
         client.create_model_version(name, source, run_id=run_id, tags=dict(tags))
+        versions = {
+            version.run_id: version.version
+            for version in client.search_model_versions(f"name = '{name}'")
+        }
+        runs = _current_runs(client, last.info.experiment_id)
+        current = [run for run in runs if run.data.tags.get("model") == name]
+        best = min(
+            (
+                run
+                for run in current
+                if run.info.run_id in versions and run.data.tags["samples"] == samples
+            ),
+            key=lambda run: run.data.metrics.get("gmae", math.inf),
+        )
+        for run in current:
+            client.set_tag(run.info.run_id, "champion", "yes" if run is best else "no")
+        client.set_registered_model_alias(name, "champion", versions[best.info.run_id])
 
 
 def current_models(folder: str | Path) -> dict[str, set[str]]:
@@ -186,41 +208,8 @@ def current_models(folder: str | Path) -> dict[str, set[str]]:
 
 
 def _current_runs(client: Any, experiment: str) -> list[Any]:
-    """The runs that no later run of their name supersedes, smallest error first."""
-    return list(
-        client.search_runs(
-            [experiment],
-            "tags.current = 'yes'",
-            max_results=50_000,
-            order_by=["metrics.gmae ASC"],
-        )
-    )
-
-
-def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
-    """Give the tag and the alias `champion` to the registered model `name` with the lowest GMAE; return its run's id.
-
-    Only registered models of current runs on the same samples as `run_id` are compared. Errors on other samples are not
-    comparable, and a superseded run must not be the champion. A fit of a single sample has no error and comes last.
-    """
-    with _client_alone(folder) as client:
-        last = client.get_run(run_id)
-        runs = _current_runs(client, last.info.experiment_id)
-        current = [run for run in runs if run.data.tags.get("model") == name]
-        versions = {
-            version.run_id: version.version
-            for version in client.search_model_versions(f"name = '{name}'")
-        }
-        samples = last.data.tags["samples"]
-        able = (run for run in current if run.info.run_id in versions)
-        best = min(
-            (run for run in able if run.data.tags["samples"] == samples),
-            key=lambda run: run.data.metrics.get("gmae", math.inf),
-        )
-        for run in current:
-            client.set_tag(run.info.run_id, "champion", "yes" if run is best else "no")
-        client.set_registered_model_alias(name, "champion", versions[best.info.run_id])
-    return str(best.info.run_id)
+    """The runs that no later run of their name supersedes."""
+    return list(client.search_runs([experiment], "tags.current = 'yes'", max_results=50_000))
 
 
 def _experiment(client: Any, folder: Path) -> str:

@@ -40,13 +40,8 @@ def report(folder: Path, artifacts: Artifacts) -> Path:
         draw_all(Artifacts(artifacts.summary), folder / "figures", ENTRIES)
         points = predictions_of(artifacts.summary)
         comparison = Comparison(points, usable_bytes=[30 << 30] * len(points))
-        rules, timelines = (
-            {"map_calls": [], "predict": ["map_calls"]},
-            {"dlrm_default on V100": "<p>a 'timeline' & more</p>"},
-        )
-        write_report(
-            target, comparison, folder / "figures", rules, timelines, faster(points[0], "tf32")
-        )
+        timelines = {"dlrm_default on V100": "<p>a 'timeline' & more</p>"}
+        write_report(target, comparison, folder / "figures", timelines, faster(points[0], "tf32"))
     return target
 
 
@@ -112,7 +107,7 @@ def test_every_figure_has_its_caption_below_it_in_the_order_of_the_parts(report:
     assert len(re.findall(r"<figcaption><p>\w", text)) == len(shown)
     headings = re.findall(r"<h2>([^<]+)</h2>", text)
     parts = [name for name in CATEGORIES if name in headings]
-    assert headings == ["Compare", *parts, "Timeline", "How it was computed"]
+    assert headings == ["Compare", *parts, "Timeline"]
 
 
 def test_figures_are_there_for_wide_and_for_narrow_screens(report: Path) -> None:

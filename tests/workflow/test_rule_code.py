@@ -14,9 +14,6 @@ from pipeline.user_cache import PLUMBING, code_of
 
 ROOT = project_dir()
 
-DRAWS = {"figures", "accuracy", "report", "plan"}
-"""Scripts of rules that draw: the code of pictures counts for them."""
-
 
 def rules_with_scripts() -> Iterator[tuple[str, str, str]]:
     """Name, text and script of each rule that runs a script."""
@@ -30,9 +27,9 @@ def rules_with_scripts() -> Iterator[tuple[str, str, str]]:
     ("rule", "block", "script"), [pytest.param(*r, id=r[0]) for r in rules_with_scripts()]
 )
 def test_a_rule_has_the_digest_of_its_own_script(rule: str, block: str, script: str) -> None:
-    named = re.search(r'code=FLOW\.code\("(\w+)"(, drawing=True)?\)', block)
+    named = re.search(r'code=FLOW\.code\("(\w+)"\)', block)
     if named:
-        assert named[1] == script and bool(named[2]) == (script in DRAWS), rule
+        assert named[1] == script, rule
 
 
 def loaded(script: str) -> set[str]:
@@ -57,7 +54,7 @@ def loaded(script: str) -> set[str]:
 
 @pytest.mark.parametrize("script", sorted({script for *_, script in rules_with_scripts()}))
 def test_the_digest_follows_every_import_also_late_ones(script: str) -> None:
-    files = {path.relative_to(ROOT).as_posix() for path in code_of(script, drawing=True)}
+    files = {path.relative_to(ROOT).as_posix() for path in code_of(script)}
     assert {name for name in files if name.endswith(".py")} == loaded(script)
 
 

@@ -37,7 +37,7 @@ rule figures:
     conda:
         "../envs/steptime.yaml"
     params:
-        code=FLOW.code("figures", drawing=True),
+        code=FLOW.code("figures"),
     message:
         "Draw the figures of the grid"
     script:
@@ -56,8 +56,7 @@ rule report:
     conda:
         "../envs/steptime.yaml"
     params:
-        snakefile=str(workflow.main_snakefile),
-        code=FLOW.code("report", drawing=True),
+        code=FLOW.code("report"),
     message:
         "Write the report of the grid: one page that opens offline"
     script:

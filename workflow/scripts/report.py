@@ -1,4 +1,4 @@
-"""Write the report of a grid: one page with its answers, figures, tables and rules."""
+"""Write the report of a grid: one page with its answers, figures and tables."""
 
 from pathlib import Path
 
@@ -10,11 +10,9 @@ with job(snakemake):
     from pipeline.schemas import read_table
     from pipeline.show.comparison import side_by_side
     from pipeline.show.html_report import advised, point_name, write_report
-    from pipeline.show.run_snakemake import rule_graph, rule_inputs
     from pipeline.summary_rows import predictions_of
 
     given = snakemake.input
-    graph = rule_graph(snakemake.params.snakefile, snakemake.config, ["report"])
     predictions = predictions_of(read_table(given.summary, "summary"))
     flow = Flow.from_config(snakemake.config)
     asked, answering = flow.questions_of(predictions), engine(flow.artifacts.root)
@@ -23,7 +21,6 @@ with job(snakemake):
         snakemake.output.page,
         comparison,
         given.figures,
-        rule_inputs(graph),
         {point_name(page): Path(page).read_text(encoding="utf-8") for page in given.timelines},
         advised(asked, comparison.alike, answering.predict),
     )
