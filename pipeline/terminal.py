@@ -157,10 +157,9 @@ def _written_as_override(error: Exception, words: Sequence[str]) -> str | None:
         return None
     key = option.lstrip("-").replace("-", "_")
     near = get_close_matches(key, OVERRIDES, n=1, cutoff=0.75)
-    initial = [name for name in OVERRIDES if len(key) == 1 and name.startswith(key)]
     of_model = [f"model.{key}"] if f"model.{key}" in OPTIONS else []
     if key.partition(".")[0] not in OVERRIDES:
-        if not (known := [*near, *initial, *of_model]):
+        if not (known := [*near, *of_model]):
             return None
         key = known[0]
     pairs = zip(words, [*words[1:], "-"], strict=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -100,7 +100,7 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
     for key, option in OPTIONS.items():
         stated = flat.get(key) is not None or usual.get(key) is not None
         if option.values and stated and flat[key] not in option.values:
-            raise UnknownNameError(key, flat[key], list(option.values), remedy=option.remedy)
+            raise UnknownNameError(key, flat[key], list(option.values))
     check_precision({key: flat.get(f"model.{key}") for key in ("dtype", "precision")})
     check_edit(config.get("edit", {}))
     for key, default in usual.items():
@@ -111,18 +111,26 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
             _check(key, value, default)
 
 
-def refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
-    """Refuse new keys: a misspelt `+model.atention=fused` would be ignored, and the answer would not show this.
+def refuse_new_keys(
+    config: Mapping[str, Any], base: Mapping[str, Any], added: Sequence[str]
+) -> None:
+    """Refuse new keys: a misspelt `model.atention=fused` would be ignored, and the answer would not show this.
 
-    New keys of a GPU are checked by its specification. Workloads that the user or a library defines have free options.
+    New keys of a GPU need a plus, and its specification checks them. Workloads that the user or a library defines have free
+    options.
+
+    Args:
+        config: the composed configuration.
+        base: that of its files alone.
+        added: keys that were given with a plus.
 
     Raises:
-        ConfigError: a key was added that nothing reads.
+        ConfigError: a key is new that nothing reads.
     """
-    free = ("gpu.", FREE_OPTIONS.get(str(config["model"].get("architecture")), "gpu."))
-    keys_of_files = {*flatten(base), "batch_size"}
+    free = FREE_OPTIONS.get(str(config["model"].get("architecture")))
+    known = {*flatten(base), *(key for key in added if key.startswith("gpu."))}
     for key in flatten(config):
-        if key not in keys_of_files and not key.startswith(free):
+        if key not in known and not (free and key.startswith(free)):
             raise ConfigError(unknown_option(key, base))
 
 

@@ -13,9 +13,9 @@ from pipeline.question.checks import (
     check_names,
     check_sections,
     example,
+    flatten,
     models_of_libraries,
     refuse_new_keys,
-    unknown_option,
 )
 from pipeline.question.compose import (
     Override,
@@ -23,7 +23,7 @@ from pipeline.question.compose import (
     configuration,
     default_choices,
 )
-from pipeline.question.options import GROUPS, NAMED_BY, option_of
+from pipeline.question.options import GROUPS, NAMED_BY
 
 
 def composed(
@@ -35,15 +35,11 @@ def composed(
     }
     # the values of `local` come from the machine
     local = {"gpu": {"name": LOCAL}} if chosen.get("gpu") == LOCAL else {}
-    base = configuration(files)[0] | local
+    base = configuration(files) | local
     check_sections(base)
     check_names(chosen, base)
-    try:
-        config, missing = configuration(files, values)
-    except KeyError as error:
-        raise ConfigError(unknown_option(error.args[0], base)) from None
-    config |= local
-    refuse_new_keys(config, base)
+    config = configuration(files, values) | local
+    refuse_new_keys(config, base, [override.key for override in values if override.plus])
     model, architecture = config["model"]["name"], config["model"].get("architecture")
     if architecture != base["model"].get("architecture"):
         raise ConfigError(
@@ -55,6 +51,7 @@ def composed(
     nameless = named_by == "model.name" and not any(
         override.key == "model.name" for override in values
     )
+    missing = sorted(key for key, value in flatten(config).items() if value == "???")
     if absent := [*(key for key in missing if key != "batch_size"), *["model.name"] * nameless]:
         raise ConfigError("; ".join(f"give a value for {key}{example(key)}" for key in absent))
     return config, base
@@ -107,8 +104,7 @@ def name_in_group(override: Override) -> str:
         return name if name == LOCAL else load_gpu(name).name
     if name not in choices(group):
         nearest = models_of_libraries(name) if group == "model" else ""
-        remedy = option_of(group).remedy
-        raise UnknownNameError(group, name, choices(group), nearest, remedy=remedy)
+        raise UnknownNameError(group, name, choices(group), nearest)
     return name
 
 

@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, first_l
 from pipeline.hardware.spec import RUN_AT
 from pipeline.paths import config_dir, config_files, files_by_name, name_of_config
 from pipeline.question.checks import flatten
-from pipeline.question.options import FREE_OPTIONS, GROUPS, SYNONYMS, with_defaults
+from pipeline.question.options import GROUPS, SYNONYMS, with_defaults
 from pipeline.question.settings import written
 from pipeline.yaml_text import read_mapping
 
@@ -153,16 +153,15 @@ def default_choices() -> dict[str, str]:
 
 
 def configuration(
-    chosen: Mapping[str, str | None], overrides: Iterable[Override] = ()
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The plain values of a configuration, and the keys that still have no value.
+    chosen: Mapping[str, str | None], overrides: Sequence[Override] = ()
+) -> dict[str, Any]:
+    """The plain values of a configuration; `???` is that of a key that still has none.
 
     Args:
         chosen: name of the file of each group that is not the default; None leaves the group out.
-        overrides: values for other keys.
+        overrides: values for other keys, new ones too.
 
     Raises:
-        KeyError: an override names a key that the configuration does not have, without a plus.
         ConfigError: a file cannot be read, or an override cannot be applied.
     """
     directory, names = config_dir(), {**default_choices(), **chosen}
@@ -178,15 +177,13 @@ def configuration(
         sections["model"] = with_defaults(sections["model"])
     if "gpu" in sections:  # how a card is run: options of every GPU
         sections["gpu"] = {**dict.fromkeys(RUN_AT), **sections["gpu"]}
-    overrides = tuple(overrides)
     touched = {override.key.partition(".")[0] for override in overrides}
     if any("$" in each.text for each in overrides) or "${" in repr(sections):  # to any section
         touched |= set(sections)
     if touched:
         changed = {name: values for name, values in sections.items() if name in touched}
         sections |= _with_overrides(changed, overrides)
-    absent = (key for key, value in flatten(sections).items() if value == "???")  # Hydra's mark
-    return sections, tuple(sorted(absent))
+    return sections
 
 
 def _with_overrides(sections: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
@@ -196,7 +193,6 @@ def _with_overrides(sections: Mapping[str, Any], overrides: Sequence[Override]) 
 
     try:
         config = OmegaConf.create(dict(sections))
-        OmegaConf.set_struct(config, True)
         for override in overrides:
             _apply(override, config)
         plain: Any = OmegaConf.to_container(config, resolve=True)
@@ -208,7 +204,6 @@ def _with_overrides(sections: Mapping[str, Any], overrides: Sequence[Override]) 
 def _apply(override: Override, config: Any) -> None:
     """Set the value of one override."""
     from omegaconf import OmegaConf
-    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
     key, value = override.key, override.value
     present = OmegaConf.select(config, key, throw_on_missing=False)
@@ -218,12 +213,7 @@ def _apply(override: Override, config: Any) -> None:
         )
     if isinstance(present, Mapping) and not isinstance(value, dict):
         raise ConfigError(f"{override.text}: {key} is a section: write {key}.KEY=value")
-    # no file lists the options of the user's own step or of a library: they need no plus
-    may_be_new = bool(override.plus) or f"{key}.".startswith(tuple(FREE_OPTIONS.values()))
-    try:
-        OmegaConf.update(config, key, value, merge=True, force_add=may_be_new)
-    except (ConfigAttributeError, ConfigKeyError):
-        raise KeyError(key) from None
+    OmegaConf.update(config, key, value, merge=True, force_add=True)
 
 
 @lru_cache(maxsize=1024)

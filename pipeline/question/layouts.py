@@ -37,7 +37,7 @@ def layouts_of(point: Point, global_batch: int | None = None) -> Iterator[Point]
     given = {override.key: override.value for override in point}
     devices, name = given.get("devices", 1), given.get("model")
     several = isinstance(devices, int) and devices > 1
-    model = configuration({"model": str(name)})[0]["model"] if name and several else {}
+    model = configuration({"model": str(name)})["model"] if name and several else {}
     if model.get("architecture") not in SPLIT_MODELS:
         yield point
         return

@@ -250,38 +250,31 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
         [f"{key}={values}" for key, values in sweeps.items() if key.lstrip("+") not in keys] + texts
         for sweeps in (experiments(named[0]) if named else [{}])
     ]
-    resolved: dict[tuple[str, ...], tuple[Question, Any]] = {}
-    refused: dict[tuple[str, ...], LayoutError] = {}
+    resolved: dict[tuple[Override, ...], tuple[Question, Any]] = {}
     questions: dict[tuple[str, str, str, int], Question] = {}
+    refused: LayoutError | None = None
     points = chain.from_iterable(map(parse_grid, grids))
     for point in chain.from_iterable(map(completed, points)) if completed else points:
         others = tuple(override for override in point if override.key != "batch_size")
-        key = tuple(override.text for override in others)
-        if key not in resolved and key not in refused:
-            try:
-                resolved[key] = _resolve(others)
-            except LayoutError as error:
-                refused[key] = error
-        if key in refused:
-            continue
-        question, usual_batch = resolved[key]
         sizes = [override.value for override in point if override.key == "batch_size"]
-        question = replace(question, batch_size=checked_batch_size(*sizes or [usual_batch]))
-        if question.ranks and question.ranks.parallel.spreads:
-            try:
+        try:
+            if others not in resolved:
+                resolved[others] = _resolve(others)
+            question, usual_batch = resolved[others]
+            question = replace(question, batch_size=checked_batch_size(*sizes or [usual_batch]))
+            if question.ranks and question.ranks.parallel.spreads:
                 question = with_tables(question)
-            except LayoutError as error:
-                refused[key] = error
-                continue
+        except LayoutError as error:
+            refused = error
+            continue
         questions.setdefault(
             (question.gpu.name, question.model, question.variant, question.batch_size), question
         )
-    *_, last = (None, *refused.values())
-    if last and not questions:
-        raise last
+    if refused and not questions:
+        raise refused
     if unused := prices.keys() - {question.gpu.name for question in questions.values()}:
         raise ConfigError(f"{OVERRIDE}{min(unused)}: this GPU is not among those asked for")
-    left_out = [f"left out: {last}"] if last and completed is None else []
+    left_out = [f"left out: {refused}"] if refused and completed is None else []
     said = (*renamed, *left_out)
     return [
         replace(q, own_price=prices.get(q.gpu.name), notes=(*said, *q.notes), **own)

@@ -24,7 +24,6 @@ class Option:
         most: the largest number.
         whole: whether its numbers are whole; None: if that of its file or field is.
         each: whether one number may stand for a list of numbers, or a list for one number.
-        remedy: what to know beside `values`.
     """
 
     what: str
@@ -35,7 +34,6 @@ class Option:
     most: float = math.inf
     whole: bool | None = None
     each: bool = False
-    remedy: str = ""
 
 
 def option(what: str, default: Any = MISSING, **limits: Any) -> Any:

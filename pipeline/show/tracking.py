@@ -90,7 +90,7 @@ def log_run(
     data: Data | None = None,
     model: Path | None = None,
 ) -> str:
-    """Log one finished run, mark earlier runs of the same name as superseded, and return the run's id.
+    """Log one finished run, delete earlier runs of the same name, and return the run's id.
 
     Args:
         folder: the tracking folder (`Artifacts.tracking`); created if it does not exist.
@@ -103,13 +103,10 @@ def log_run(
 
     with _client_alone(folder) as client:
         owner = _experiment(client, Path(folder))
-        for earlier in client.search_runs(
-            [owner], f"attributes.run_name = '{name}' and tags.current = 'yes'"
-        ):
-            client.set_tag(earlier.info.run_id, "current", "no")
+        for earlier in client.search_runs([owner], f"attributes.run_name = '{name}'"):
             client.delete_run(earlier.info.run_id)
         source = {"mlflow.source.name": made_by, "mlflow.source.type": "LOCAL"}
-        run = client.create_run(owner, run_name=name, tags={**source, **tags, "current": "yes"})
+        run = client.create_run(owner, run_name=name, tags={**source, **tags})
         run_id, now = run.info.run_id, run.info.start_time
         numbers = {
             key: rounded(value)
@@ -208,8 +205,8 @@ def current_models(folder: str | Path) -> dict[str, set[str]]:
 
 
 def _current_runs(client: Any, experiment: str) -> list[Any]:
-    """The runs that no later run of their name supersedes."""
-    return list(client.search_runs([experiment], "tags.current = 'yes'", max_results=50_000))
+    """The runs that no later run of their name has deleted."""
+    return list(client.search_runs([experiment], max_results=50_000))
 
 
 def _experiment(client: Any, folder: Path) -> str:

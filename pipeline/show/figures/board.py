@@ -239,7 +239,9 @@ def rows_height(labels: Sequence[str], page: Page) -> float:
     return (ROW + LINE * TEXT * lines) * max(len(labels), 1.6)
 
 
-def value_labels(axes: Axes, ends: Iterable[float], texts: Iterable[str]) -> None:
+def value_labels(
+    axes: Axes, ends: Iterable[float], texts: Iterable[str], va: str = "center_baseline"
+) -> None:
     """Write a value beside the end of each row's bar, to the left of a negative one."""
     for row, (end, text) in enumerate(zip(ends, texts, strict=True)):
         right = end >= 0
@@ -248,7 +250,7 @@ def value_labels(axes: Axes, ends: Iterable[float], texts: Iterable[str]) -> Non
             (end, row),
             (5 if right else -5, 0),
             textcoords="offset points",
-            va="center_baseline",
+            va=va,
             ha="left" if right else "right",
             fontsize=TEXT,
             annotation_clip=False,

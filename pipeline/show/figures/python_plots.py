@@ -12,7 +12,7 @@ from pipeline.families import family_colour
 from pipeline.palette import ACTIVE, IDLE_STYLE, MEASURED, OTHER
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
-from pipeline.show.figures.board import TEXT, WIDE, Board, Page, rows_height, spread
+from pipeline.show.figures.board import WIDE, Board, Page, rows_height, spread, value_labels
 from pipeline.show.figures.energy import draw_energy, energy_table
 from pipeline.show.figures.figure_data import layout_families, step_parts
 from pipeline.show.figures.scaling import draw_scaling, scaling_table
@@ -70,15 +70,7 @@ def draw_step(prediction: Prediction, page: Page = WIDE) -> Figure:
     ends[0] = max(p.p90_us, p.measured_us or 0.0) / 1000
     if p.measured_us is not None:
         axes.plot(p.measured_us / 1000, 0, "D", color=MEASURED, markersize=6)
-    for row, (name, end) in enumerate(zip(names, ends, strict=True)):
-        axes.annotate(
-            _beside(p, name, ms[name]),
-            (end, row),
-            (5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=TEXT,
-        )
+    value_labels(axes, ends, [_beside(p, name, ms[name]) for name in names], va="center")
     axes.set_xlim(0, 1.42 * max(ends))
     board.names(axes, "time of one step (ms)")
     board.number_ticks(axes)
