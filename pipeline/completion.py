@@ -17,7 +17,14 @@ from pipeline.hardware.hosts import USUAL
 from pipeline.paths import config_files
 from pipeline.question.checks import SECTION_TYPES
 from pipeline.question.compose import NAMES, choices, default_choices
-from pipeline.question.options import GROUPS, NAMED_BY, OPTIONS, option_of
+from pipeline.question.options import (
+    GROUPS,
+    NAMED_BY,
+    OPTIONS,
+    option_of,
+    words_of,
+    workload_values,
+)
 from pipeline.question.question import LOCAL_GPU
 from pipeline.show.catalogue import option_rows
 from pipeline.work import ELECTRICITY, OVERRIDE
@@ -116,17 +123,14 @@ def values(key: str, model: str) -> Sequence[str]:
         return [*choices(key), *BESIDE_FILES.get(key, ())]
     if key == "batch_size":
         return BATCH_SIZES
-    if option_of(key).values:
-        return option_of(key).values
     if NAMED_BY.get(model) == key:
         return names_of_library(model)
     section, _, name = key.partition(".")
     if section == "edit":
         return option_of(key).words
     if section in SECTION_TYPES:
-        return ("true", "false") if SECTION_TYPES[section].get(name) is bool else ()
-    offered = {row["option"]: str(row["values"]) for row in option_rows(model)}
-    return offered[key].split(" | ") if " | " in offered.get(key, "") else ()
+        return words_of(key, SECTION_TYPES[section].get(name) is bool)
+    return words_of(key, isinstance(workload_values(model).get(name), bool))
 
 
 def names_of_library(library: str) -> Sequence[str]:

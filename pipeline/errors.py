@@ -130,33 +130,14 @@ def name_of(given: object) -> str:
 def did_you_mean(name: object, choices: Iterable[str]) -> str:
     """A suggestion such as `did you mean 'V100'? `, or an empty text.
 
-    The suggestion is the choice with the spelling closest to `name`, upper or lower case, else the first choice that
-    begins with `name`.
-
-    - A dotted name: its last part is compared with the last parts of the choices in its section. If no choice has this
-      section, the whole name is compared.
-    - A plain name: it is compared with the plain choices, then with the last parts of all other choices.
+    The suggestion is the choice with the spelling closest to `name`, upper or lower case, whole or behind its last dot; else
+    the first choice that begins with `name`.
     """
-    section, dot, last = str(name).lower().rpartition(".")
-    folded = {choice.lower(): choice for choice in choices}
-    own = {
-        choice.rpartition(".")[2]: folded[choice]
-        for choice in folded
-        if choice.rpartition(".")[0] == section
-    }
-    close = [own[each] for each in get_close_matches(last, own, n=1, cutoff=0.6)]
-    close += [own[each] for each in sorted(own) if len(last) > 2 and each.startswith(last)]
-    if not dot:  # `dtype` and `model_dtype` for `model.dtype`
-        close += [
-            folded[choice]
-            for choice in folded
-            if last in (choice.rpartition(".")[2], choice.replace(".", "_"))
-        ]
-    elif not own:  # `modle.mode`
-        close += [
-            folded[each] for each in get_close_matches(str(name).lower(), folded, n=1, cutoff=0.8)
-        ]
-    return f"did you mean {close[0]!r}? " if close else ""
+    text, known = str(name).lower(), {choice.lower(): choice for choice in choices}
+    known = {choice.rpartition(".")[2]: known[choice] for choice in known} | known
+    close = get_close_matches(text, known, n=1, cutoff=0.6)
+    close += [each for each in sorted(known) if len(text) > 2 and each.startswith(text)]
+    return f"did you mean {known[close[0]]!r}? " if close else ""
 
 
 class ConfigError(InputError):

@@ -52,17 +52,27 @@ def config_dir() -> Path:
     return project_dir() / "config"
 
 
+def named_path(variable: str, usual: Callable[[], Path | None]) -> Path | None:
+    """The path in an environment variable, else the usual one; None if the variable is empty or `none`."""
+    named = os.environ.get(variable)
+    if named is None:
+        return usual()
+    return Path(named).expanduser() if named not in ("", "none") else None
+
+
+def _user_folder(kind: str) -> Path:
+    import platformdirs  # campaigns run without it
+
+    return Path(getattr(platformdirs, f"user_{kind}_dir")("steptime"))
+
+
 def user_config_dir() -> Path | None:
     """The user's folder of `gpu/`, `host/`, `cluster/` and `experiment/`: $STEPTIME_CONFIG, else in the user's config folder.
 
     None if $STEPTIME_CONFIG is empty or `none`: then only shipped files and those given by path count.
     """
-    named = os.environ.get("STEPTIME_CONFIG")
-    if named is not None:
-        return Path(named).expanduser().absolute() if named not in ("", "none") else None
-    import platformdirs  # campaigns run without it
-
-    return Path(platformdirs.user_config_dir("steptime"))
+    named = named_path("STEPTIME_CONFIG", lambda: _user_folder("config"))
+    return named and named.absolute()
 
 
 def config_files(group: str) -> dict[str, Path]:
@@ -126,18 +136,10 @@ def datasets_dir() -> Path | None:
 
     An empty $STEPTIME_DATASETS (or `none`) switches public data off.
     """
-    named = os.environ.get("STEPTIME_DATASETS")
-    if named is not None:
-        return Path(named) if named not in ("", "none") and Path(named).is_dir() else None
     root = _PACKAGE.parent
-    return next(
-        (
-            path
-            for path in (root / "datasets", root.parent / "shared" / "datasets")
-            if path.is_dir()
-        ),
-        None,
-    )
+    usual = (root / "datasets", root.parent / "shared" / "datasets")
+    path = named_path("STEPTIME_DATASETS", lambda: next(filter(Path.is_dir, usual), None))
+    return path if path and path.is_dir() else None
 
 
 def cache_dir() -> Path | None:
@@ -145,12 +147,7 @@ def cache_dir() -> Path | None:
 
     None if $STEPTIME_CACHE is empty or `none`: nothing is kept.
     """
-    named = os.environ.get("STEPTIME_CACHE")
-    if named is not None:
-        return Path(named).expanduser() if named not in ("", "none") else None
-    import platformdirs  # campaigns run without it
-
-    return Path(platformdirs.user_cache_dir("steptime"))
+    return named_path("STEPTIME_CACHE", lambda: _user_folder("cache"))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ priced as the card that it is, whatever it is compared with.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
@@ -18,7 +17,7 @@ import pandas as pd
 
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.paths import config_dir
+from pipeline.paths import config_dir, named_path
 from pipeline.readable import MOST_CARDS, distinct
 from pipeline.work import OVERRIDE
 from pipeline.yaml_text import read_mapping
@@ -82,11 +81,8 @@ def price_file() -> Path | None:
 
     None if $STEPTIME_PRICES is empty or `none`: then nothing has a price.
     """
-    named = os.environ.get("STEPTIME_PRICES")
-    if named is not None:
-        return Path(named).expanduser() if named not in ("", "none") else None
-    in_folder = Path(PRICES)
-    return in_folder if in_folder.is_file() else config_dir() / PRICES
+    own = Path(PRICES)
+    return named_path("STEPTIME_PRICES", lambda: own if own.is_file() else config_dir() / PRICES)
 
 
 def price_of(gpu: str, own: float | None = None, path: str | Path | None = None) -> Price | None:

@@ -212,6 +212,12 @@ def workload_values(name: str) -> dict[str, Any]:
     return with_defaults(load_yaml(file.read_text(encoding="utf-8")) or {})
 
 
+def words_of(key: str, flag: bool) -> tuple[str, ...]:
+    """The words that an option takes; a `flag` is true or false. Empty where numbers or other names may stand."""
+    option = option_of(key)
+    return ("true", "false", *option.words) if flag else option.values
+
+
 def option_of(key: str) -> Option:
     """What is known of an option."""
     return OPTIONS.get(key, UNKNOWN)

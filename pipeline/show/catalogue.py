@@ -12,7 +12,7 @@ from pipeline.hardware.hosts import list_hosts, usual_host
 from pipeline.model_files import HALF, list_packs
 from pipeline.paths import config_dir
 from pipeline.question.compose import choices
-from pipeline.question.options import option_of, workload_values
+from pipeline.question.options import option_of, words_of, workload_values
 from pipeline.question.question import LOCAL_GPU
 from pipeline.question.settings import written
 from pipeline.yaml_text import load_yaml
@@ -118,10 +118,9 @@ def option_rows(model: str) -> list[dict[str, Any]]:
         if name in _ABOUT:
             continue
         key = name if name == "batch_size" else f"model.{name}"
-        option = option_of(key)
-        values = ("true", "false", *option.words) if isinstance(default, bool) else option.values
+        option, words = option_of(key), words_of(key, isinstance(default, bool))
         stated = {"option": key, "default": _shown(default)}
-        kinds = {"values": " | ".join(values) or _kind(default), "what": option.what}
+        kinds = {"values": " | ".join(words) or _kind(default), "what": option.what}
         rows.append(stated | kinds)
     return rows
 

@@ -23,7 +23,6 @@ from pipeline.kernels.samples import CALL_COLUMNS, check_calls, with_families
 from pipeline.model_files import file_digest, list_model_folders, write_json
 from pipeline.schemas import atomic_path, unwritable, write_parquet
 from pipeline.show.tracking import (
-    Data,
     current_models,
     log_run,
     register_model,
@@ -145,8 +144,12 @@ def log_shipped_models(tracking: Path) -> int:
             folder,
             {key: about[key] for key in ("variant", "seed", "samples", "split")},
             json.loads((folder / METRICS).read_text(encoding="utf-8")),
-            {"variant": f"{about['variant']} (shipped)", "champion": "yes"},
-            (digest, ", ".join(about["source"]), about["samples"]),
+            {
+                "variant": f"{about['variant']} (shipped)",
+                "champion": "yes",
+                "samples": digest,
+                "source": ", ".join(about["source"]),
+            },
             "packs",
         )
         tags = {key: about[key] for key in ("gpu", "family")}
@@ -178,7 +181,6 @@ def _track(
 ) -> str:
     """Log one fit with its model and its test predictions; returns the run's id."""
     variant, seed = str(fitted.parameters["variant"]), fitted.parameters["seed"]
-    origin = ", ".join(sorted(samples["source"].astype(str).unique()))
     with tempfile.TemporaryDirectory(prefix="steptime_model_") as scratch:
         folder = Path(scratch) / "fitted"
         fitted.save(folder)
@@ -190,8 +192,12 @@ def _track(
             folder,
             {**fitted.parameters, "samples": len(samples)},
             fitted.metrics,
-            {"variant": variant, "champion": "no"},
-            (_fingerprint(samples), origin, len(samples)),
+            {
+                "variant": variant,
+                "champion": "no",
+                "samples": _fingerprint(samples),
+                "source": ", ".join(sorted(samples["source"].astype(str).unique())),
+            },
             "workflow/scripts/fit_kernels.py",
         )
 
@@ -204,7 +210,6 @@ def _log(
     params: Mapping[str, Any],
     metrics: Mapping[str, float],
     tags: Mapping[str, str],
-    data: tuple[str, str, int],
     made_by: str,
 ) -> str:
     """Log the model of a folder; returns the run's id.
@@ -214,7 +219,7 @@ def _log(
     Args:
         owner: GPU, family and dtypes.
         label: end of the run's name.
-        data: digest, origin and number of samples.
+        tags: variant, whether it is the champion, digest and origin of the samples.
     """
     gpu, family, dtypes = owner
     name = _name(*owner)
@@ -227,9 +232,8 @@ def _log(
             f"{title} {label}",
             params=params,
             metrics={**metrics, **percent},
-            tags={**of_model, **tags, "samples": data[0]},
+            tags={**of_model, **tags},
             made_by=made_by,
-            data=Data(title, *data),
             model=write_pyfunc(folder, Path(scratch) / "model", __name__),
         )
 

@@ -14,7 +14,6 @@ import fcntl
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -69,16 +68,6 @@ def _client_alone(folder: str | Path) -> Iterator[Any]:
             ) from None
 
 
-@dataclass(frozen=True)
-class Data:
-    """The table that a run was fitted to, for the column *Dataset*: name, digest of its rows, origin, number of rows."""
-
-    name: str
-    digest: str
-    source: str
-    rows: int
-
-
 def log_run(
     folder: str | Path,
     name: str,
@@ -87,7 +76,6 @@ def log_run(
     metrics: Mapping[str, float],
     tags: Mapping[str, str],
     made_by: str = "steptime",
-    data: Data | None = None,
     model: Path | None = None,
 ) -> str:
     """Log one finished run, delete earlier runs of the same name, and return the run's id.
@@ -96,10 +84,9 @@ def log_run(
         folder: the tracking folder (`Artifacts.tracking`); created if it does not exist.
         metrics: numbers; they are rounded to `DIGITS` significant digits, and NaN is left out.
         made_by: what MLflow shows as the run's source.
-        data: the table that was fitted.
         model: folder to copy into the run.
     """
-    from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
+    from mlflow.entities import Metric, Param
 
     with _client_alone(folder) as client:
         owner = _experiment(client, Path(folder))
@@ -118,13 +105,6 @@ def log_run(
             metrics=[Metric(key, value, now, 0) for key, value in numbers.items()],
             params=[Param(key, str(value)[:480]) for key, value in params.items()],
         )
-        if data is not None:
-            about = Dataset(
-                data.name, data.digest, "local", data.source, profile=f'{{"num_rows": {data.rows}}}'
-            )
-            client.log_inputs(
-                run_id, [DatasetInput(about, [InputTag("mlflow.data.context", "training")])]
-            )
         if model is not None:
             client.log_artifacts(run_id, str(model), "model")
         client.set_terminated(run_id)
