@@ -173,6 +173,16 @@ class Prediction:
         return self.global_batch / self.predicted_us * 1e6
 
     @property
+    def low_samples_per_s(self) -> float:
+        """Its p10, where the step takes its p90."""
+        return 1e6 * self.global_batch / self.p90_us
+
+    @property
+    def high_samples_per_s(self) -> float:
+        """Its p90."""
+        return 1e6 * self.global_batch / self.p10_us
+
+    @property
     def price(self) -> Price | None:
         """What an hour of one GPU costs; None where nobody says so."""
         return price_of(self.gpu, self.own_price)
@@ -261,6 +271,11 @@ class Prediction:
     def options(self) -> list[str]:
         """Its overrides without the section of the model."""
         return [text.removeprefix("+").removeprefix("model.") for text in self.overrides]
+
+    def line(self, *besides: str) -> list[str]:
+        """What is the same along a line of a figure: all but the options that begin with one of `besides`."""
+        options = [text for text in self.options if not text.startswith(besides)]
+        return [self.model, self.gpu, f"b{self.batch_size}", *options]
 
     @property
     def own_name(self) -> str:

@@ -60,9 +60,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {name: getattr(self, name) for name in self.__struct_fields__} | {
-            "date": self.date.isoformat()
-        }
+        return dict(msgspec.to_builtins(self))
 
 
 class PriceList(msgspec.Struct, forbid_unknown_fields=True):

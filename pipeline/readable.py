@@ -172,3 +172,9 @@ def html_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] 
     ]
     body = "".join(f"<tr>{line}</tr>" for line in ([head] if head else []) + lines)
     return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
+
+
+def html_rows(title: str, rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows with a column per key, as `html_table`."""
+    cells = [list(row.values()) for row in rows]
+    return html_table(title, cells, list(rows[0]) if rows else ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,10 @@ from pipeline.errors import ConfigError
 
 MAX_VALUES = 100_000
 """Largest number of values of a document with aliases. A few lines of aliases of aliases can stand for billions."""
+
+
+NAME = r"[A-Za-z0-9_\-]+"
+"""Pattern of names of files that describe one named thing. Snakemake's rules find their folders by this pattern."""
 
 
 class YamlError(ValueError):
@@ -104,12 +109,20 @@ def read_named(
     for key, value in values.items():
         if not keys[key].fits(value):
             raise ConfigError(f"{path}: {key} is {value!r}: {keys[key].remedy}")
-    name = values["name"]
-    if not all(character.isalnum() or character in "-_" for character in name):
-        raise ConfigError(f"{path}: folders get this name: give it letters, digits, - and _ alone")
-    if name != path.stem:
-        raise ConfigError(f"{path}: name is {name!r}, expected {path.stem!r}, the name of the file")
+    check_name(path, values["name"], path.stem)
     return values
+
+
+def check_name(where: str | Path, name: str, of_file: str) -> None:
+    """Check the name that a file states, which folders of artifacts get.
+
+    Raises:
+        ConfigError: it is not the name of the file, or has other characters than `NAME`.
+    """
+    if name != of_file:
+        raise ConfigError(f"{where}: name is {name!r}, expected {of_file!r}, the name of the file")
+    if not re.fullmatch(NAME, name):
+        raise ConfigError(f"{where}: folders get this name: give it letters, digits, - and _ alone")
 
 
 def _count(value: Any, known: dict[int, float]) -> float:

@@ -33,7 +33,7 @@ from pipeline.answers.step_errors import interval
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question, only
-from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, shares
+from pipeline.readable import gibibytes, html_rows, in_ms, milliseconds, shares
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
@@ -204,10 +204,7 @@ class Advice:
         return f"<Advice: {self.summary}>"
 
     def _repr_html_(self) -> str:
-        rows = self.rows()
-        return html_table(
-            self.summary, [list(row.values()) for row in rows], list(rows[0]) if rows else []
-        )
+        return html_rows(self.summary, self.rows())
 
 
 STEP = (

@@ -14,7 +14,7 @@ from pipeline.answers.drawn_step import IDLE, OVERLAP, parts_of_step
 from pipeline.answers.step_errors import interval
 from pipeline.arrays import Array
 from pipeline.prediction import Prediction
-from pipeline.readable import html_table, in_ms, milliseconds
+from pipeline.readable import html_rows, in_ms, milliseconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,8 +125,7 @@ class Difference:
         return f"<Difference: {self.sentence} ({signed(self.step.us)} ms)>"
 
     def _repr_html_(self) -> str:
-        rows = [list(row.values()) for row in self.rows()]
-        return html_table(f"{self.sentence}. A: {self.a}. B: {self.b}", rows, list(self.rows()[0]))
+        return html_rows(f"{self.sentence}. A: {self.a}. B: {self.b}", self.rows())
 
     def plot(self) -> Figure:
         """A waterfall from step A to step B, and the calls that changed most."""

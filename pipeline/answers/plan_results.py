@@ -15,7 +15,7 @@ from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 from pipeline.prediction_parts import JOULES_PER_KWH
 from pipeline.question.question import Question
-from pipeline.readable import amount, duration, html_table, in_gib, in_ms, listed, prefix_of, rate
+from pipeline.readable import amount, duration, html_rows, in_gib, in_ms, listed, prefix_of, rate
 
 
 class Objective(StrEnum):
@@ -216,41 +216,36 @@ class Plan:
         prefix, factor = prefix_of(
             max(1 / choice.cost_per_sample if choice.cost_per_sample else 0.0 for choice in choices)
         )
+        several = any(choice.replicas > 1 for choice in choices)
         for choice in choices:
             values, p = choice.as_dict(self.limits.samples), choice.prediction
+            dollars, cost = values["samples_per_dollar"], values["cost_per_epoch"]
+            epoch_s, joules = values["time_per_epoch_s"], choice.joules_per_sample
+            watts = self._asks_power and joules is not None
             row = {
                 "GPU": choice.question.gpu.name,
                 "batch": f"{choice.question.batch_size:,}",
                 "options": " ".join(choice.question.overrides),
-            }
-            row |= (
-                {"dp": str(choice.replicas)} if any(each.replicas > 1 for each in choices) else {}
-            )
-            row |= {"accumulated": f"{choice.batches} ×"} if self._accumulates else {}
-            row |= {
+                "dp": str(choice.replicas) if several else "",
+                "accumulated": f"{choice.batches} ×" if self._accumulates else "",
                 "step\nms": p.step_ms,
                 "p10-p90\nms": f"{in_ms(p.p10_us)}-{in_ms(p.p90_us)}",
                 "samples/s": rate(values["samples_per_s"]),
-            }
-            if self.currency:
-                dollars = values["samples_per_dollar"]
-                row[f"{prefix} samples".strip() + f"\nper {self.currency}"] = (
+                f"{prefix} samples".strip() + f"\nper {self.currency}": (
                     "" if dollars is None else f"{dollars / factor:.3g}"
-                )
-            if values["time_per_epoch_s"] is not None:
-                row["epoch"] = duration(values["time_per_epoch_s"])
-                if self.currency:
-                    cost = values["cost_per_epoch"]
-                    row[f"{self.currency}\nan epoch"] = "" if cost is None else amount(cost)
-            if self._asks_power and choice.joules_per_sample is not None:
-                row["W\nin all"] = f"{choice.question.devices * values['mean_w']:,.0f}"
-                row["samples\nper kWh"] = rate(values["samples_per_kwh"])
-            row["memory\nGiB"] = in_gib(p.memory_bytes) + (", tight" if p.tight else "")
-            row["bound"] = p.bound
-            if any(each.meets is not None for each in choices):
-                row["meets"] = "" if choice.meets is None else f"{choice.meets:.0%}"
-            rows.append(row | {"wins": "" if choice.wins is None else f"{choice.wins:.0%}"})
-        return rows
+                ),
+                "epoch": "" if epoch_s is None else duration(epoch_s),
+                f"{self.currency}\nan epoch": "" if cost is None else amount(cost),
+                "W\nin all": f"{p.devices * values['mean_w']:,.0f}" if watts else "",
+                "samples\nper kWh": rate(values["samples_per_kwh"]) if watts else "",
+                "memory\nGiB": in_gib(p.memory_bytes) + (", tight" if p.tight else ""),
+                "bound": p.bound,
+                "meets": "" if choice.meets is None else f"{choice.meets:.0%}",
+                "wins": "" if choice.wins is None else f"{choice.wins:.0%}",
+            }
+            rows.append(row)
+        kept = [name for name in rows[0] if name == "options" or any(row[name] for row in rows)]
+        return [{name: row[name] for name in kept} for row in rows]
 
     @property
     def summary(self) -> str:
@@ -275,5 +270,4 @@ class Plan:
         return f"<Plan: {self.summary}>"
 
     def _repr_html_(self) -> str:
-        rows = self.rows(self.contenders)
-        return html_table(self.summary, [list(row.values()) for row in rows], list(rows[0]))
+        return html_rows(self.summary, self.rows(self.contenders))

@@ -132,16 +132,11 @@ def tie_of(predictions: Sequence[Prediction], draws: Sequence[Array]) -> Tie | N
 def unchecked_limits(predictions: Sequence[Prediction]) -> Tie | None:
     """The tie of the first step with itself at other limits or clocks, on a card whose power no measurement checks; else None."""
     best, *others = predictions
-    tied = [p for p in others if _but_for_limit(p) == _but_for_limit(best)]
+    tied = [p for p in others if p.line(*RUN_AT) == best.line(*RUN_AT)]
     if best.power is None or best.power.evidence != "assumed" or not tied:
         return None
     why = f"nothing checks the power of {best.gpu}: its limit of least energy is withheld"
     return Tie((best, *tied), None, why)
-
-
-def _but_for_limit(p: Prediction) -> tuple[object, ...]:
-    options = [text for text in p.overrides if not text.startswith(RUN_AT)]
-    return p.gpu, p.model, p.batch_size, p.devices, *options
 
 
 def nearest_tie(predictions: Sequence[Prediction], per_us: Sequence[float]) -> Tie | None:

@@ -93,48 +93,45 @@ def changes_of(step: ChangeableStep) -> Iterator[TraceChange]:
     for name in dict.fromkeys(names[program.kind == Kind.SYNC]):
         waits = (names == name) & (program.kind == Kind.SYNC)
         how = f"do not read results of the device in {name}"
-        change = partial(_without_waits, waits=waits)
-        yield TraceChange(f"no wait in {name}", how, _changed(change))
+        yield TraceChange(f"no wait in {name}", how, partial(_without_waits, waits=waits))
     if program.blocking.any():
         how = "DataLoader(pin_memory=True), .to(device, non_blocking=True)"
-        unblocked = np.zeros_like(program.blocking)
-        yield TraceChange(
-            "non-blocking copies", how, _changed(lambda before: replace(before, blocking=unblocked))
-        )
+        yield TraceChange("non-blocking copies", how, _unblocked)
     if program.further is None:
-        yield TraceChange(
-            "CUDA graphs", "torch.cuda.make_graphed_callables", _changed(as_cuda_graphs)
-        )
+        yield TraceChange("CUDA graphs", "torch.cuda.make_graphed_callables", _as_cuda_graphs)
     dropout = np.array(["dropout" in str(name).lower() for name in names], dtype=bool)
     if (dropout & (program.call >= 0)).any():
-        yield TraceChange("no dropout", "dropout=0", _without(dropout), "training has no dropout")
+        change = partial(_without, rows=dropout)
+        yield TraceChange("no dropout", "dropout=0", change, "training has no dropout")
 
 
-def _changed(change: Callable[[Program], Program]) -> Callable[[ChangeableStep], ChangeableStep]:
-    return lambda step: replace(step, program=change(step.program))
+def _with(step: ChangeableStep, **changes: Any) -> ChangeableStep:
+    return replace(step, program=replace(step.program, **changes))
 
 
-def _without_waits(program: Program, waits: Flags) -> Program:
-    kind = np.where(waits, int(Kind.HOST), program.kind)
-    return replace(program, kind=kind, api_us=np.where(waits, 0.0, program.api_us))
+def _unblocked(step: ChangeableStep) -> ChangeableStep:
+    return _with(step, blocking=np.zeros_like(step.program.blocking))
+
+
+def _as_cuda_graphs(step: ChangeableStep) -> ChangeableStep:
+    return replace(step, program=as_cuda_graphs(step.program))
+
+
+def _without_waits(step: ChangeableStep, waits: Flags) -> ChangeableStep:
+    kind = np.where(waits, int(Kind.HOST), step.program.kind)
+    return _with(step, kind=kind, api_us=np.where(waits, 0.0, step.program.api_us))
 
 
 TIMES_OF_ROWS = ("lead_us", "gap_us", "api_us", "tail_us", "latency_us", "kernel_gap_us")
 """The times of a program's rows."""
 
 
-def _without(rows: Flags) -> Callable[[ChangeableStep], ChangeableStep]:
+def _without(step: ChangeableStep, rows: Flags) -> ChangeableStep:
     """Rows and their kernels take no time."""
-
-    def apply(step: ChangeableStep) -> ChangeableStep:
-        program, kernel_us = step.program, step.kernel_us.copy()
-        kernel_us[program.call[rows & (program.call >= 0)]] = 0.0
-        times: dict[str, Any] = {
-            name: np.where(rows, 0.0, getattr(program, name)) for name in TIMES_OF_ROWS
-        }
-        return ChangeableStep(replace(program, **times), kernel_us)
-
-    return apply
+    program, kernel_us = step.program, step.kernel_us.copy()
+    kernel_us[program.call[rows & (program.call >= 0)]] = 0.0
+    times = {name: np.where(rows, 0.0, getattr(program, name)) for name in TIMES_OF_ROWS}
+    return replace(_with(step, **times), kernel_us=kernel_us)
 
 
 def _step_us(step: ChangeableStep) -> float:

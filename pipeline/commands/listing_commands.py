@@ -18,12 +18,12 @@ from pipeline.completion import complete_model
 from pipeline.errors import InputError
 from pipeline.model_files import HALF, SHARED, TRANSFER, check_pack, list_packs
 from pipeline.paths import campaign_gpus, datasets_dir, packs_dir
-from pipeline.question.checks import NAME
 from pipeline.question.options import NAMED_BY
 from pipeline.show.catalogue import cluster_rows, gpu_rows, host_rows, model_rows, option_rows
 from pipeline.show.tracking import log_run
 from pipeline.terminal import Csv, Json, catalogue, examples, print_json, working
 from pipeline.workloads.model_names import names_in
+from pipeline.yaml_text import NAME
 
 app = typer.Typer()
 

@@ -31,9 +31,6 @@ SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect", "paral
 HALF_PRECISION_DTYPES = ("bf16", "fp16")
 """Half-precision dtypes that a whole model can be cast to (`model.precision=pure`)."""
 
-NAME = r"[A-Za-z0-9_\-]+"
-"""Pattern of names of GPUs and models. Folders have these names, and Snakemake rules find them by this pattern."""
-
 SECTION_TYPES = {name: get_type_hints(kind) for name, kind in SECTION_KINDS.items()}
 """Types of the sections with a fixed set of keys. The keys of `gpu` and `model` have the type of the file's value."""
 
@@ -294,17 +291,3 @@ def checked_batch_size(value: object) -> int:
             " cover"
         )
     return value
-
-
-def check_names(chosen: Mapping[str, str], config: Mapping[str, Any]) -> None:
-    """Check that a copied file states its own name: artifacts are stored in folders of that name."""
-    for group, value in chosen.items():
-        where, name = f"config/{group}/{value}.yaml", str(config[group]["name"])
-        if name != value:
-            raise ConfigError(
-                f"{where}: name is {name!r}, expected {value!r} as the file is called"
-            )
-        if not re.fullmatch(NAME, name):
-            raise ConfigError(
-                f"{where}: folders get this name: give it letters, digits, - and _ alone"
-            )

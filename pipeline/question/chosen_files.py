@@ -10,7 +10,6 @@ from pipeline.hardware import find_gpu
 from pipeline.hardware.find_gpu import LOCAL, list_gpus, load_gpu
 from pipeline.hardware.spec import has_bf16
 from pipeline.question.checks import (
-    check_names,
     check_sections,
     example,
     flatten,
@@ -24,6 +23,7 @@ from pipeline.question.compose import (
     default_choices,
 )
 from pipeline.question.options import GROUPS, NAMED_BY
+from pipeline.yaml_text import check_name
 
 
 def composed(
@@ -37,7 +37,8 @@ def composed(
     local = {"gpu": {"name": LOCAL}} if chosen.get("gpu") == LOCAL else {}
     base = configuration(files) | local
     check_sections(base)
-    check_names(chosen, base)
+    for group, name in chosen.items():  # a copied file must get a name of its own
+        check_name(f"config/{group}/{name}.yaml", base[group]["name"], name)
     config = configuration(files, values) | local
     refuse_new_keys(config, base, [override.key for override in values if override.plus])
     model, architecture = config["model"]["name"], config["model"].get("architecture")

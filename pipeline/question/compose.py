@@ -133,8 +133,7 @@ def from_snakemake(config: Mapping[str, Any]) -> list[str]:
                 f'--config {key}=...: give dotted keys as overrides="{key}.name=value"'
             )
         else:
-            values = value if isinstance(value, (list, tuple)) else [value]
-            texts.append(f"{key}={','.join(str(v) for v in values)}")
+            texts.append(f"{key}={sweep(key, value)}")
     return texts
 
 

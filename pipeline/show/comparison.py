@@ -28,6 +28,7 @@ from pipeline.prices import Price, one_currency, price_notes
 from pipeline.question.question import LOCAL_GPU, Names, Question
 from pipeline.readable import (
     MOST_CARDS,
+    compact,
     distinct,
     html_table,
     in_gib,
@@ -166,7 +167,7 @@ class Comparison:
         left_out = left_out_first(self._several)
         table = Catalogue(
             [dict(zip(heads, row, strict=True)) for row in cells],
-            optional=[self._header(name) for name in left_out if name != PER_PRICE or self.prices],
+            optional=list(map(self._header, left_out)),
             folded=("options",),
             right=[head for head in heads if head not in WORDS],
             bold=[at for at, p in enumerate(rows) if isinstance(p, Prediction) and self._is_top(p)],
@@ -186,7 +187,8 @@ class Comparison:
         named = ("GPU", "GPUs", "model", "batch", "host")
         same = [name for name in named if len({row.get(name, "") for row in cells} - {""}) <= 1]
         same += ["options"] * all(row["options"] == DEFAULT for row in cells)
-        names = [name for name in dict.fromkeys(chain(*cells)) if name not in same]
+        filled = [name for name in dict.fromkeys(chain(*cells)) if any(r.get(name) for r in cells)]
+        names = [name for name in filled if name not in same]
         heads = [self._header(name) for name in names]
         texts = [[row.get(name, "") for name in names] for row in cells]
         return heading_of(cells[0], same, shared), heads, texts
@@ -266,33 +268,29 @@ class Comparison:
         if isinstance(row, Answer):
             return named | {"host": "", "step": "none", "p10-p90 ms": "", "bound": ""}
         p = row
-        cells = named | {
+        samples = p.samples_per_price
+        return named | {
             "host": p.host,
             "step": p.step_ms,
             "p10-p90 ms": interval(p.p10_us, p.p90_us),
-            **({ON_ONE_HOST: self.one_host.of(p).step_ms} if self._moved else {}),
+            ON_ONE_HOST: self.one_host.of(p).step_ms if self._moved else "",
             "busy": f"{p.active_us / p.predicted_us:.0%}",
             "bound": p.bound,
             THROUGHPUT: f"{rate(p.samples_per_s)}{self._sign(p, THROUGHPUT)}",
-            **work_cells(p, self.predictions),
+            "tokens/s": compact(p.tokens_per_s) if p.tokens_per_s else "",
+            **work_cells(p),
             **exchange_cells(p),
             **energy_cells(p, self.predictions),
             "memory": in_gib(p.memory_bytes) + MEMORY_MARKS[p.memory_state],
             "how sure": p.sureness,
+            "max batch": self._largest_batch(p),
+            PER_PRICE: (
+                f"{samples / self._prefix[1]:.3g}{self._sign(p, PER_PRICE)}" if samples else ""
+            ),
+            "TFLOP/s": "" if p.tflop_per_s is None else three_digits(p.tflop_per_s),
+            "MFU": "" if p.mfu is None else f"{p.mfu:.1%}",
+            "measured": "" if p.error is None else f"{in_ms(p.measured_us or 0)} ({p.error:+.0%})",
         }
-        if self.largest:
-            cells["max batch"] = self._largest_batch(p)
-        if self.prices:
-            each = p.samples_per_price or 0.0
-            samples = f"{each / self._prefix[1]:.3g}{self._sign(p, PER_PRICE)}"
-            cells[PER_PRICE] = samples if each else ""
-        if any(other.arithmetic for other in self.predictions):
-            cells["TFLOP/s"] = "" if p.tflop_per_s is None else three_digits(p.tflop_per_s)
-            cells["MFU"] = "" if p.mfu is None else f"{p.mfu:.1%}"
-        if any(other.measured_us is not None for other in self.predictions):
-            measured = f"{in_ms(p.measured_us or 0)} ({p.error or 0:+.0%})"
-            cells["measured"] = "" if p.error is None else measured
-        return cells
 
     @cached_property
     def _several(self) -> bool:

@@ -9,7 +9,7 @@ from itertools import chain
 from pipeline.answers.engine import Answer
 from pipeline.answers.ties import PER_PRICE
 from pipeline.prediction import Prediction
-from pipeline.readable import amount, compact, distinct, in_ms, listed
+from pipeline.readable import amount, distinct, in_ms, listed
 from pipeline.work import WORK_KEYS
 
 DEFAULT = "default"
@@ -56,14 +56,9 @@ def exchange_cells(p: Prediction) -> dict[str, str]:
     return {"exposed": exposed, "efficiency": p.several.efficiency_text.partition(" ")[0]}
 
 
-def work_cells(p: Prediction, others: Sequence[Prediction]) -> dict[str, str]:
-    """Tokens per second where samples have tokens; hours and cost of the user's work, where it is given."""
-    cells = {}
-    if any(other.seq_len for other in others):
-        cells["tokens/s"] = compact(p.tokens_per_s) if p.tokens_per_s else ""
-    if p.work is None:
-        return cells
-    facts = p.work_facts
+def work_cells(p: Prediction) -> dict[str, str]:
+    """Hours and cost of the user's work; empty where none was given."""
+    facts, cells = p.work_facts, {}
     for name, keys in (("hours", WORK_KEYS[1:4]), ("cost", WORK_KEYS[4:])):
         middle, low, high = (amount(facts[key]) if facts[key] else "" for key in keys)
         cells |= {name: middle, f"{name} p10-p90": f"{low}-{high}" if middle else ""}

@@ -55,7 +55,9 @@ def step_sentence(rows: pd.DataFrame) -> str:
         return _one_gpu(rows)
     groups: dict[tuple[str, ...], list[int]] = {}
     for size in sorted(table.index):
-        groups.setdefault(tuple(_tie(rows[rows["batch_size"] == size])["gpu"]), []).append(size)
+        groups.setdefault(tuple(tied_rows(rows[rows["batch_size"] == size])["gpu"]), []).append(
+            size
+        )
     texts = []
     for best, sizes in sorted(groups.items(), key=lambda group: -len(group[1]))[:2]:
         at = f" at batch {listed([f'{size:,}' for size in sizes])}" if len(groups) > 1 else ""
@@ -63,11 +65,13 @@ def step_sentence(rows: pd.DataFrame) -> str:
     return "; ".join(texts)
 
 
-def _tie(rows: pd.DataFrame, *, per_sample: bool = False) -> pd.DataFrame:
-    """The rows of different GPUs that tie with the shortest time, of a step or per sample."""
-    samples = rows["samples_per_s"] * rows["predicted_us"] if per_sample else 1.0
-    times = [rows[name] / samples for name in ("predicted_us", "p10_us", "p90_us")]
-    return rows[tied_gpus(list(zip(*times, strict=True)))]
+def tied_rows(rows: pd.DataFrame, value: str = "samples_per_s") -> pd.DataFrame:
+    """The rows of different GPUs that tie with the largest throughput, or with the largest value in proportion to it."""
+    middle = 1 / rows[value]
+    low, high = (
+        middle * rows["samples_per_s"] / rows[f"{end}_samples_per_s"] for end in ("high", "low")
+    )
+    return rows[tied_gpus(list(zip(middle, low, high, strict=True)))]
 
 
 def _group_sentence(best: tuple[str, ...], table: pd.DataFrame, rows: pd.DataFrame, at: str) -> str:
@@ -143,7 +147,7 @@ def throughput_sentence(rows: pd.DataFrame) -> str:
     if fits.empty:
         return "no point fits the memory of its GPU"
     best = fits.sort_values("samples_per_s", ascending=False, kind="stable").drop_duplicates("gpu")
-    tie = _tie(best, per_sample=True)
+    tie = tied_rows(best)
     speeds = [rate(float(value)) for value in tie["samples_per_s"]]
     if len(tie) == 1:
         return (

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.question.checks import NAME
+from pipeline.yaml_text import NAME
 
 
 wildcard_constraints:

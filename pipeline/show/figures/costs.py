@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.answers.plan_results import Choice, Plan
-from pipeline.answers.ties import tied_gpus, why_tied
+from pipeline.answers.ties import why_tied
 from pipeline.palette import ACTIVE, MONEY, series_colours
 from pipeline.prediction_parts import JOULES_PER_KWH
 from pipeline.show.figures.board import (
@@ -22,7 +22,7 @@ from pipeline.show.figures.board import (
     rows_height,
     spread,
 )
-from pipeline.show.sentences import gpus_named, on_one_host
+from pipeline.show.sentences import gpus_named, on_one_host, tied_rows
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -73,11 +73,7 @@ def _winner(priced: pd.DataFrame, currency: str) -> str:
     if len(priced) < 2:
         return ""
     priced = priced.sort_values("samples_per_dollar", ascending=False, kind="stable")
-    middle = 1 / priced["samples_per_dollar"]
-    low, high = (
-        middle * priced["samples_per_s"] / priced[f"{end}_samples_per_s"] for end in ("high", "low")
-    )
-    tie = priced[tied_gpus(list(zip(middle, low, high, strict=True)))]
+    tie = tied_rows(priced, "samples_per_dollar")
     if len(tie) > 1:
         return f"{gpus_named(list(tie['gpu']))} tie per {currency}: {why_tied(tie.itertuples())}"
     return f"{tie['gpu'].iloc[0]} gives most per {currency}"

@@ -24,8 +24,7 @@ def energy_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
     rows = []
     for p in predictions if any(p.run_at for p in predictions) else ():
         if p.power is not None:
-            options = [text for text in p.options if text != p.run_at]
-            line = " ".join([p.model, p.gpu, f"b{p.batch_size}", *options])
+            line = " ".join(p.line(*filter(None, [p.run_at])))
             unit = "MHz" if "clock" in p.run_at else "W"
             value = p.run_at.partition("=")[2] or f"{p.power.limit_w:g}"
             joules = p.devices * p.power.joules / p.global_batch

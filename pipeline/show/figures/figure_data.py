@@ -30,13 +30,9 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
         "samples_per_s", ascending=False, kind="stable"
     )
     best = fitting.drop_duplicates(["gpu", "model_variant"]).sort_index()
-    speeds = best[
-        ["gpu", "model_variant", "batch_size", "samples_per_s", "predicted_us", "bound", "host"]
-    ].assign(
-        low_samples_per_s=1e6 * best["batch_size"] / best["p90_us"],
-        high_samples_per_s=1e6 * best["batch_size"] / best["p10_us"],
-    )
-    priced = with_prices(speeds).reset_index(drop=True)
+    names = ["gpu", "model_variant", "batch_size", "samples_per_s", "predicted_us", "bound", "host"]
+    priced = with_prices(best[[*names, "low_samples_per_s", "high_samples_per_s"]])
+    priced = priced.reset_index(drop=True)
     return priced if priced["price_per_hour"].notna().any() else priced.iloc[:0]
 
 

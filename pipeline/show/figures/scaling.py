@@ -29,7 +29,7 @@ def scaling_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
         `line`, `devices`, `samples_per_s` with p10 and p90 (`low`, `high`), `ideal` and `lost`. The ideal is the throughput of as
         many single GPUs. Lost are the parts that take longer than on one GPU, where that step is among the predictions.
     """
-    words = [_words(p) for p in predictions]
+    words = [p.line("devices=", "nodes=") for p in predictions]
     several = len(set(map(tuple, words))) > 1
     alone = {tuple(of): p for p, of in zip(predictions, words, strict=True) if p.devices == 1}
     rows: dict[tuple[str, int], tuple[float | str, ...]] = {}
@@ -39,18 +39,15 @@ def scaling_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
             line, speed = " ".join(parts), p.samples_per_s
             ideal, one = speed / p.several.efficiency, alone.get(tuple(named))
             each = one.samples_per_s if one else ideal / p.devices
-            rows[line, 1] = (each, *(_ends(one) if one else (each, each)), each, "")
+            ends = (one.low_samples_per_s, one.high_samples_per_s) if one else (each, each)
+            rows[line, 1] = (each, *ends, each, "")
             lost = ", ".join(longer(one, p)) if one else ""
-            rows[line, p.devices] = (speed, *_ends(p), ideal, lost)
+            ends = p.low_samples_per_s, p.high_samples_per_s
+            rows[line, p.devices] = (speed, *ends, ideal, lost)
     names = ["line", "devices", "samples_per_s", "low", "high", "ideal", "lost"]
     table = pd.DataFrame([(*key, *row) for key, row in rows.items()], columns=names)
     groups = [part.sort_values("devices") for _, part in table.groupby("line", sort=False)]
     return pd.concat(groups, ignore_index=True) if groups else table
-
-
-def _ends(p: Prediction) -> tuple[float, float]:
-    """p10 and p90 of the throughput."""
-    return 1e6 * p.global_batch / p.p90_us, 1e6 * p.global_batch / p.p10_us
 
 
 def longer(one: Prediction, several: Prediction) -> list[str]:
@@ -59,12 +56,6 @@ def longer(one: Prediction, several: Prediction) -> list[str]:
         part for part in difference(one, several).parts if part.us >= LEAST * several.predicted_us
     ]
     return [f"{part.label} {100 * part.us / several.predicted_us:.1f} %" for part in parts[:MOST]]
-
-
-def _words(prediction: Prediction) -> list[str]:
-    """What is the same along a line: all but the number of GPUs."""
-    options = [text for text in prediction.options if not text.startswith(("devices=", "nodes="))]
-    return [prediction.model, prediction.gpu, f"b{prediction.batch_size}", *options]
 
 
 def draw_scaling(table: pd.DataFrame, page: Page = WIDE) -> Figure:

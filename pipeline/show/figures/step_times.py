@@ -60,7 +60,8 @@ def steps(points: Iterable[Prediction]) -> pd.DataFrame:
         A table of these columns.
         Point: gpu, workload (model, variant and batch size as one label), model_variant, batch_size.
         Times: predicted_us, active_us, idle_us, host_us, kernels_us (sum of all kernels), p10_us, p90_us, measured_us.
-        Other results: samples_per_s, fits, bound, device_evidence, host_evidence, unmodelled_share, host, cards.
+        Throughput: samples_per_s, low_samples_per_s, high_samples_per_s (p10 and p90).
+        Other results: fits, bound, device_evidence, host_evidence, unmodelled_share, host, cards.
     """
     rows = [
         {
@@ -77,8 +78,8 @@ def steps(points: Iterable[Prediction]) -> pd.DataFrame:
 
 
 COLUMNS = (
-    "predicted_us", "active_us", "idle_us", "host_us", "p10_us", "p90_us", "samples_per_s", "fits",
-    "bound", "unmodelled_share", "host", "cards",
+    "predicted_us", "active_us", "idle_us", "host_us", "p10_us", "p90_us", "samples_per_s",
+    "low_samples_per_s", "high_samples_per_s", "fits", "bound", "unmodelled_share", "host", "cards",
 )  # fmt: skip
 """Columns of `steps` that are attributes of a prediction."""
 

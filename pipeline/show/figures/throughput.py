@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from pipeline.arrays import Array
 from pipeline.palette import series_colours
 from pipeline.readable import distinct
 from pipeline.show.figures.board import (
@@ -67,7 +66,9 @@ def _throughput_lines(
 ) -> None:
     for gpu in distinct(rows["gpu"]):
         line = rows[rows["gpu"] == gpu].sort_values("batch_size")
-        speed, low, high = _speeds(line)
+        speed, low, high = (
+            line[f"{end}samples_per_s"].to_numpy(float) for end in ("", "low_", "high_")
+        )
         size = line["batch_size"].to_numpy(float)
         colour = colours[gpu]
         axes.errorbar(
@@ -97,10 +98,3 @@ def _throughput_lines(
         axes.tick_params(axis="x", rotation=45)
     axes.set_ylim(bottom=0)
     number_ticks(axes.yaxis)
-
-
-def _speeds(rows: pd.DataFrame) -> tuple[Array, Array, Array]:
-    """Throughput with its p10 and p90, in samples per second."""
-    batch = rows["batch_size"].to_numpy(float)
-    low, high = (1e6 * batch / rows[column].to_numpy(float) for column in ("p90_us", "p10_us"))
-    return rows["samples_per_s"].to_numpy(float), low, high
