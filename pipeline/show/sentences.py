@@ -68,9 +68,7 @@ def step_sentence(rows: pd.DataFrame) -> str:
 def tied_rows(rows: pd.DataFrame, value: str = "samples_per_s") -> pd.DataFrame:
     """The rows of different GPUs that tie with the largest throughput, or with the largest value in proportion to it."""
     middle = 1 / rows[value]
-    low, high = (
-        middle * rows["samples_per_s"] / rows[f"{end}_samples_per_s"] for end in ("high", "low")
-    )
+    low, high = (middle * rows[end] / rows["predicted_us"] for end in ("p10_us", "p90_us"))
     return rows[tied_gpus(list(zip(middle, low, high, strict=True)))]
 
 

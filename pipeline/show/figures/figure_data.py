@@ -30,9 +30,10 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
         "samples_per_s", ascending=False, kind="stable"
     )
     best = fitting.drop_duplicates(["gpu", "model_variant"]).sort_index()
-    names = ["gpu", "model_variant", "batch_size", "samples_per_s", "predicted_us", "bound", "host"]
-    priced = with_prices(best[[*names, "low_samples_per_s", "high_samples_per_s"]])
-    priced = priced.reset_index(drop=True)
+    names = ["gpu", "model_variant", "batch_size", "bound", "host"]
+    times = ["predicted_us", "p10_us", "p90_us"]
+    speeds = ["samples_per_s", "low_samples_per_s", "high_samples_per_s"]
+    priced = with_prices(best[[*names, *times, *speeds]]).reset_index(drop=True)
     return priced if priced["price_per_hour"].notna().any() else priced.iloc[:0]
 
 
