@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -20,7 +19,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir, named_path
 from pipeline.readable import MOST_CARDS, distinct
 from pipeline.work import OVERRIDE
-from pipeline.yaml_text import read_mapping
+from pipeline.yaml_text import kept_while_unchanged, read_mapping
 
 Read = TypeVar("Read")
 
@@ -128,6 +127,7 @@ def one_currency(prices: Iterable[Price | None]) -> str:
     return next(iter(by_currency), "")
 
 
+@kept_while_unchanged
 def price_list(path: Path) -> dict[str, Price]:
     """The entries of a price list by the canonical name of their GPU.
 
@@ -214,21 +214,12 @@ def no_price(gpus: Sequence[str]) -> str:
 
 def _prices(file: Path) -> tuple[dict[str, Price], str]:
     """The prices of a list, and those of the shipped one in its currency; and that currency."""
-    own, shipped = _cached(file, _changed(file)), config_dir() / PRICES
+    own, shipped = price_list(file), config_dir() / PRICES
     currency = next((price.currency for price in own.values()), "USD")
     if file == shipped or not shipped.is_file():
         return own, currency
-    others = _cached(shipped, _changed(shipped))
-    return {gpu: p for gpu, p in others.items() if p.currency == currency} | own, currency
-
-
-def _changed(file: Path) -> int:
-    return file.stat().st_mtime_ns if file.is_file() else 0
-
-
-@lru_cache(maxsize=16)
-def _cached(file: Path, changed: int) -> dict[str, Price]:
-    return price_list(file)
+    others = price_list(shipped).items()
+    return {gpu: price for gpu, price in others if price.currency == currency} | own, currency
 
 
 def _resolved(gpu: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.errors import ConfigError
+
+Read = TypeVar("Read")
 
 MAX_VALUES = 100_000
 """Largest number of values of a document with aliases. A few lines of aliases of aliases can stand for billions."""
@@ -54,6 +56,16 @@ def read_mapping(path: Path, expected: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of {expected}")
     return values
+
+
+def kept_while_unchanged(read: Callable[[Path], Read]) -> Callable[[Path], Read]:
+    """A reader of files that reads a file again only when its date has changed."""
+
+    @lru_cache(maxsize=256)
+    def known(path: Path, _stamp: int) -> Read:
+        return read(path)
+
+    return lambda path: known(path, path.stat().st_mtime_ns if path.is_file() else 0)
 
 
 @dataclass(frozen=True)

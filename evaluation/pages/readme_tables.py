@@ -107,10 +107,8 @@ def rule_graph() -> str:
     Raises:
         SteptimeError: Snakemake could not draw it; the message says why.
     """
-    graph = snakemake_runs.rule_graph(
-        str(project_dir() / "Snakefile"), RULE_GRAPH_GRID, ["report"], STEPTIME_DATASETS="none"
-    )
-    arrows = sorted(f"\t{source} --> {target}" for source, target in snakemake_runs.edges_of(graph))
+    drawn = snakemake_runs.rule_arrows(RULE_GRAPH_GRID, "report")
+    arrows = sorted(f"\t{source} --> {target}" for source, target in drawn)
     return "\n".join(["```mermaid", "flowchart TB", *arrows, "```"])
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import log
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,15 @@ from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec
 from pipeline.paths import config_files, name_of_config
-from pipeline.yaml_text import SOURCES, TEXT, Kind, names, number, read_named
+from pipeline.yaml_text import (
+    SOURCES,
+    TEXT,
+    Kind,
+    kept_while_unchanged,
+    names,
+    number,
+    read_named,
+)
 
 AUTO = "auto"
 """Value of `cluster` that takes the usual cluster of the GPU."""
@@ -156,13 +163,9 @@ def check_fabric(cluster: Cluster, gpu: GpuSpec) -> None:
         )
 
 
+@kept_while_unchanged
 def _read(path: Path) -> Cluster:
     """The cluster of a file. Its errors are those of `load_cluster`."""
-    return _parsed(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=256)
-def _parsed(path: Path, _stamp: int) -> Cluster:
     required = [key for key in _KEYS if key not in _OPTIONAL]
     values = read_named(path, "cluster", "dgx-a100", _KEYS, required)
     figures: dict[str, Any] = {

@@ -8,14 +8,13 @@ than those of 2020: servers of many cores and virtual machines.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
 from pipeline.paths import campaign_gpus, config_files, name_of_config
-from pipeline.yaml_text import SOURCES, TEXT, names, number, read_named
+from pipeline.yaml_text import SOURCES, TEXT, kept_while_unchanged, names, number, read_named
 
 USUAL = "usual"
 """Value of `host` that takes the usual host of the GPU."""
@@ -110,13 +109,9 @@ def host_of(usual: Host, name: str) -> Host:
     return load_host(name)
 
 
+@kept_while_unchanged
 def _read(path: Path) -> Host:
     """The host of a file. Its errors are those of `load_host`."""
-    return _parsed(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=256)
-def _parsed(path: Path, _stamp: int) -> Host:
     values = read_named(path, "host", NEWEST, _KEYS, _TEXTS)
     return Host(
         **{key: values[key] for key in _TEXTS},

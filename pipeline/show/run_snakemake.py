@@ -39,15 +39,9 @@ def become_snakemake(words: Sequence[str]) -> None:
     os.execv(sys.executable, [*snakemake_command([*plain, *others]), *options, *last])
 
 
-def snakemake_command(config: Iterable[str], snakefile: str = "") -> list[str]:
-    """Snakemake on a workflow, by default the project's. Files of the current folder cannot take the place of libraries (`-P`)."""
+def snakemake_command(config: Iterable[str]) -> list[str]:
+    """Snakemake on the project's workflow. Files of the current folder cannot take the place of libraries (`-P`)."""
     values = list(config)
-    return [
-        sys.executable,
-        "-P",
-        "-m",
-        "snakemake",
-        *(["--config", *values] if values else []),
-        "--snakefile",
-        snakefile or str(project_dir() / "Snakefile"),
-    ]
+    given = ["--config", *values] if values else []
+    command = [sys.executable, "-P", "-m", "snakemake", *given]
+    return [*command, "--snakefile", str(project_dir() / "Snakefile")]
