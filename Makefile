@@ -87,7 +87,7 @@ ui: setup ## start MLflow on the project's database
 	@$(BIN)/steptime ui
 
 unlock: setup
-	@$(BIN)/python -m evaluation.snakemake_runs
+	@$(BIN)/python -m evaluation.pages.snakemake_runs
 
 clean: ## remove generated results; keeps the virtual environment
 	rm -rf results .snakemake

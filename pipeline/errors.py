@@ -130,14 +130,18 @@ def name_of(given: object) -> str:
 def did_you_mean(name: object, choices: Iterable[str]) -> str:
     """A suggestion such as `did you mean 'V100'? `, or an empty text.
 
-    The suggestion is the choice with the spelling closest to `name`, upper or lower case, whole or behind its last dot; else
-    the first choice that begins with `name`.
+    The suggestion is the choice with the spelling closest to `name`, upper or lower case, else the first choice that begins
+    with `name`. Of a dotted name, the part behind the last dot is compared with those of its section. A plain name, or one of
+    no section, is compared with whole choices, too.
     """
     text, known = str(name).lower(), {choice.lower(): choice for choice in choices}
-    known = {choice.rpartition(".")[2]: known[choice] for choice in known} | known
-    close = get_close_matches(text, known, n=1, cutoff=0.6)
-    close += [each for each in sorted(known) if len(text) > 2 and each.startswith(text)]
-    return f"did you mean {known[close[0]]!r}? " if close else ""
+    section, dot, last = text.rpartition(".")
+    own = {each.rpartition(".")[2]: known[each] for each in known if each.startswith(section + dot)}
+    if not dot or not own:
+        own, last = own | known, text
+    close = get_close_matches(last, own, n=1, cutoff=0.6)
+    close += [each for each in sorted(own) if len(last) > 2 and each.startswith(last)]
+    return f"did you mean {own[close[0]]!r}? " if close else ""
 
 
 class ConfigError(InputError):

@@ -24,7 +24,7 @@ from evaluation.figures.accuracy_inputs import fitted_models, read_any, with_gpu
 from evaluation.figures.kernel_errors import kernel_errors
 from evaluation.pages.accuracy_tables import FAMILY_TITLES
 from evaluation.pages.markdown import markdown, rewrite
-from evaluation.snakemake_runs import run_snakemake
+from evaluation.pages.snakemake_runs import run_snakemake
 from pipeline.errors import InputError, SteptimeError
 from pipeline.flow import Flow, wildcards_of
 from pipeline.kernels.error_metrics import gmae, mape

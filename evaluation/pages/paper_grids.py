@@ -13,7 +13,7 @@ from pathlib import Path
 
 from evaluation.pages import papers
 from evaluation.pages.grid_accuracy import missing_evidence
-from evaluation.snakemake_runs import run_snakemake
+from evaluation.pages.snakemake_runs import run_snakemake
 from pipeline.flow import Flow
 from pipeline.paths import datasets_dir, project_dir
 from pipeline.show.figures.gallery import INDEX

@@ -11,11 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation import snakemake_runs
 from evaluation.figures.accuracy_data import mean_errors
 from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from evaluation.figures.kernel_errors import kernel_errors
-from evaluation.pages import pictures
+from evaluation.pages import pictures, snakemake_runs
 from evaluation.pages.accuracy_means import mean_table, readme_rows
 from evaluation.pages.accuracy_tables import (
     Evidence,

@@ -199,7 +199,7 @@ def difference(a: Prediction, b: Prediction) -> Difference:
     size = 1 if 1 in drawn else min((each for each in drawn if each > 2), default=2)
     of_a, of_b, own = ({name: np.resize(us, size) for name, us in each.items()} for each in parts)
     step_a, alike_b, step_b = (
-        np.append(p.predicted_us, sum(each.values())[1:])
+        np.append(p.predicted_us, np.sum(list(each.values()), axis=0)[1:])
         for p, each in zip(steps, (of_a, of_b, own), strict=True)
     )
     none = np.zeros(size)

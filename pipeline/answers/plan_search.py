@@ -217,7 +217,7 @@ class Search:
             if reasons := [failed[step] for step, _ in steps if step in failed]:
                 self.lost[f"no prediction: {reasons[0]}"] += 1
                 continue
-            us, joules, paid = sum(count * found[step] for step, count in steps)
+            us, joules, paid = np.sum([count * found[step] for step, count in steps], axis=0)
             rent = us / 3600e6 * hourly.get(question.gpu.name, np.inf)
             spent = (rent + paid) * question.devices, joules * question.devices
             samples = float(question.global_batch * sum(count for _, count in steps))

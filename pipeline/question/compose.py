@@ -82,15 +82,11 @@ def experiments(text: str) -> list[dict[str, str]]:
 
 def _experiment(named: str, below: tuple[Path, ...] = ()) -> dict[str, str]:
     """The sweeps of one experiment, in the order of its defaults list, its values, and `hydra.sweeper.params`."""
-    name, files = name_of_config("experiment", named, _yaml_in), config_files("experiment")
+    name, files = name_of_config("experiment", named, _sweeps_in), config_files("experiment")
     if name not in files:
         raise UnknownNameError("experiment", named, list(files))
     file = files[name]
-    content = read_mapping(
-        file,
-        "sweeps, so it is not the file of an experiment: write for example `defaults: [override"
-        " /gpu: V100]`",
-    )
+    content = _sweeps_in(file)
     sweeps: dict[str, str] = {}
     if file in below:
         raise ConfigError(f"{file}: builds on itself")
@@ -114,6 +110,11 @@ def _experiment(named: str, below: tuple[Path, ...] = ()) -> dict[str, str]:
     return sweeps | {
         key: sweep(key, value) for key, value in {**flatten(content), **(swept or {})}.items()
     }
+
+
+def _sweeps_in(file: Path) -> dict[str, Any]:
+    wanted = "sweeps, so it is not the file of an experiment: write for example `defaults: "
+    return read_mapping(file, wanted + "[override /gpu: V100]`")
 
 
 def sweep(key: str, value: Any) -> str:

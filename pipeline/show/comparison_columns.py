@@ -58,7 +58,7 @@ def exchange_cells(p: Prediction) -> dict[str, str]:
 
 def work_cells(p: Prediction) -> dict[str, str]:
     """Hours and cost of the user's work; empty where none was given."""
-    facts, cells = p.work_facts, {}
+    facts, cells = p.work_facts, dict[str, str]()
     for name, keys in (("hours", WORK_KEYS[1:4]), ("cost", WORK_KEYS[4:])):
         middle, low, high = (amount(facts[key]) if facts[key] else "" for key in keys)
         cells |= {name: middle, f"{name} p10-p90": f"{low}-{high}" if middle else ""}

@@ -1,6 +1,6 @@
 """Runs the project's Snakefile from Python, as a user does from a shell; draws its rules; unlocks a folder.
 
-python -m evaluation.snakemake_runs        (`make` unlocks so before each run)
+python -m evaluation.pages.snakemake_runs        (`make` unlocks so before each run)
 """
 
 from __future__ import annotations
