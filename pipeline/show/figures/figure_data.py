@@ -32,8 +32,11 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
     best = fitting.drop_duplicates(["gpu", "model_variant"]).sort_index()
     names = ["gpu", "model_variant", "batch_size", "bound", "host"]
     times = ["predicted_us", "p10_us", "p90_us"]
-    speeds = ["samples_per_s", "low_samples_per_s", "high_samples_per_s"]
-    priced = with_prices(best[[*names, *times, *speeds]]).reset_index(drop=True)
+    speeds = best[[*names, *times, "samples_per_s"]].assign(
+        low_samples_per_s=best["samples_per_s"] * best["predicted_us"] / best["p90_us"],
+        high_samples_per_s=best["samples_per_s"] * best["predicted_us"] / best["p10_us"],
+    )
+    priced = with_prices(speeds).reset_index(drop=True)
     return priced if priced["price_per_hour"].notna().any() else priced.iloc[:0]
 
 
