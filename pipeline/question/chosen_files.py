@@ -39,8 +39,11 @@ def composed(
     check_sections(base)
     for group, name in chosen.items():  # a copied file must get a name of its own
         check_name(f"config/{group}/{name}.yaml", base[group]["name"], name)
-    config = configuration(files, values) | local
-    refuse_new_keys(config, base, [override.key for override in values if override.plus])
+    config = configuration(files, values)
+    if local:
+        config["gpu"] = {**local["gpu"], **config.get("gpu", {})}
+    added = [override.key for override in values if override.plus and not local]
+    refuse_new_keys(config, base, added)
     model, architecture = config["model"]["name"], config["model"].get("architecture")
     if architecture != base["model"].get("architecture"):
         raise ConfigError(
