@@ -136,7 +136,11 @@ def did_you_mean(name: object, choices: Iterable[str]) -> str:
     """
     text, known = str(name).lower(), {choice.lower(): choice for choice in choices}
     section, dot, last = text.rpartition(".")
-    own = {each.rpartition(".")[2]: known[each] for each in known if each.startswith(section + dot)}
+    own = {
+        each.rpartition(".")[2]: known[each]
+        for each in reversed(known)
+        if not dot or each.rpartition(".")[0] == section
+    }
     if not dot or not own:
         own, last = own | known, text
     close = get_close_matches(last, own, n=1, cutoff=0.6)
