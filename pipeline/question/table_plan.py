@@ -133,7 +133,13 @@ def check_plan(plan: TablePlan, tables: Tables, named: str) -> None:
         if each.kind not in KINDS:
             raise ConfigError(f"{where}: {each.kind} is none of {', '.join(KINDS)}")
         if each.kind in (ROW_WISE, REPLICATED):
+            if each.ranks or each.columns:
+                raise ConfigError(
+                    f"{where}: {each.kind} is on all ranks; leave ranks and columns out"
+                )
             continue
+        if each.kind == TABLE_WISE and len(each.ranks) > 1:
+            raise ConfigError(f"{where}: table_wise is on one rank; several are column_wise")
         if not each.ranks or not all(0 <= rank < plan.ranks for rank in each.ranks):
             raise ConfigError(
                 f"{where}: give ranks from 0 to {plan.ranks - 1}, not {list(each.ranks)}"
@@ -302,7 +308,9 @@ def _swapped(owner: Ints, us: Array, size: Array, ranks: int, memory_bytes: floa
 
 
 def least_loads(dim: int, costs: Costs, ranks: int) -> Array:
-    """The least that the busiest rank can have to do, µs, shape (2,): lookups, and exchange; no plan of halved tables is below.
+    """The least that the busiest rank can have to do, µs, shape (2,): lookups, and exchange.
+
+    No plan is below whose parts are halves of tables, halves of these, and so on, of at least `NARROW` columns.
 
     Where no part takes longer than some time, each table is cut so that its parts take least in sum. Even ranks share this sum.
 
@@ -311,8 +319,10 @@ def least_loads(dim: int, costs: Costs, ranks: int) -> Array:
         costs: times of parts of tables.
         ranks: number of ranks.
     """
-    parts = np.stack([costs(width) for width in widths(dim).tolist()])
-    sums = parts * (dim // widths(dim))[:, None, None]
+    columns = widths(dim)
+    columns = columns[columns >= min(NARROW, dim)]
+    parts = np.stack([costs(width) for width in columns.tolist()])
+    sums = parts * (dim // columns)[:, None, None]
     least = np.empty(2)
     for kind in (0, 1):
         longest = np.unique(parts[:, :, kind])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,6 @@ class _Entry:
     kind: str
     ranks: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
-
-    @property
-    def placement(self) -> Placement:
-        """Without ranks where all hold a part."""
-        whole = self.kind in (ROW_WISE, REPLICATED)
-        return Placement(self.kind) if whole else Placement(self.kind, self.ranks, self.columns)
 
 
 @dataclass(frozen=True)
@@ -90,6 +84,9 @@ def read_plan(path: str | Path, tables: Tables, ranks: int) -> TablePlan:
             entries = _of_torchrec(modules, tables, named)
         else:
             entries = msgspec.convert(content, list[_Entry])
+            known = [entry.name for entry in fields(_Entry)]
+            if unknown := sorted({key for each in content for key in each} - {*known}):
+                raise ConfigError(f"{named}: unknown {', '.join(unknown)}; a placement has {known}")
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"{named}: neither a list of placements (table, kind, ranks, columns) nor TorchRec's"
@@ -102,7 +99,8 @@ def read_plan(path: str | Path, tables: Tables, ranks: int) -> TablePlan:
             f"{named}: places the tables {numbers}; the model's are 0 to"
             f" {len(tables.rows) - 1}, each once"
         )
-    plan = TablePlan(tuple(entry.placement for entry in entries), ranks)
+    placements = tuple(Placement(each.kind, each.ranks, each.columns) for each in entries)
+    plan = TablePlan(placements, ranks)
     check_plan(plan, tables, named)
     return plan
 
@@ -123,8 +121,10 @@ def _of_torchrec(
                 f"{named}: {name} has compute_kernel {each.compute_kernel}; predicted are lookups"
                 " in the memory of the GPU: fused, or dense where replicated"
             )
-        shards = each.sharding_spec.shards if each.sharding_spec else ()
-        rows = {shard.shard_sizes[0] for shard in shards if each.sharding_type != ROW_WISE}
+        kind = TORCHREC_KINDS.get(each.sharding_type, each.sharding_type)
+        parted = each.sharding_spec if kind not in (ROW_WISE, REPLICATED) else None
+        shards = parted.shards if parted else ()
+        rows = {shard.shard_sizes[0] for shard in shards}
         if number < len(tables.rows) and rows - {tables.rows[number]}:
             raise ConfigError(
                 f"{named}: {name} has {max(rows):,} rows; table {number} of the model has"
@@ -132,7 +132,6 @@ def _of_torchrec(
             )
         ranks = [re.match(r"rank:(\d+)", shard.placement) for shard in shards]
         on = tuple(int(rank[1]) if rank else -1 for rank in ranks)
-        kind = TORCHREC_KINDS.get(each.sharding_type, each.sharding_type)
         entries.append(_Entry(number, kind, on, tuple(one.shard_sizes[1] for one in shards)))
     return entries
 
