@@ -233,10 +233,13 @@ class TensorCoreGemmModel(KernelModel):
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of products of these sizes."""
-        # the samples are forward passes of linear layers with aligned rows in memory
-        uneven, d = misaligned(calls), Dims(calls)
+        # the samples are forward passes of linear layers in bf16 with aligned rows in memory
+        uneven, uneven_half = misaligned(calls), misaligned(calls.assign(dtype="bf16"))
+        d = Dims(calls)
         even = {
-            name: np.where(uneven, ALIGNED_ELEMENTS * np.ceil(d(name) / ALIGNED_ELEMENTS), d(name))
+            name: np.where(
+                uneven_half, ALIGNED_ELEMENTS * np.ceil(d(name) / ALIGNED_ELEMENTS), d(name)
+            )
             for name in ("N", "K")
         }
         stored = [name for name in ("trans_a", "trans_b") if name in calls]

@@ -52,6 +52,7 @@ Completed = Callable[[Point], Iterable[Point]]
 
 def forget() -> None:
     """Forget what was composed in this process, so that changed files are read again."""
+    _SECTIONS.clear()
     _read_shipped.cache_clear()
     files_by_name.cache_clear()
 
@@ -164,15 +165,14 @@ def configuration(
     Raises:
         ConfigError: a file cannot be read, or an override cannot be applied.
     """
-    directory, names = config_dir(), {**default_choices(), **chosen}
-    sections = {**_read_shipped(directory / f"{ROOT}.yaml")}
-    del sections["defaults"]
+    directory, defaults = config_dir(), default_choices()
+    names, of_user = {**defaults, **chosen}, {}
     for group, name in names.items():
-        if name is not None:
-            shipped = directory / group / f"{name}.yaml"
-            file = config_files(group).get(name, shipped)
-            # a user's file may be edited while this process runs
-            sections[group] = _read_shipped(file) if file == shipped else _yaml_in(file)
+        file = None if name is None else config_files(group).get(name)
+        if file and file.parent != directory / group:
+            # Hydra does not see a user's file, which may be edited while this process runs
+            of_user[group], names[group] = _yaml_in(file), defaults[group]
+    sections = {**_composed(directory, names), **of_user}
     if "model" in sections:
         sections["model"] = with_defaults(sections["model"])
     if "gpu" in sections:  # how a card is run: options of every GPU
@@ -214,6 +214,48 @@ def _apply(override: Override, config: Any) -> None:
     if isinstance(present, Mapping) and not isinstance(value, dict):
         raise ConfigError(f"{override.text}: {key} is a section: write {key}.KEY=value")
     OmegaConf.update(config, key, value, merge=True, force_add=True)
+
+
+_SECTIONS: dict[tuple[Path, str, str | None], Any] = {}
+"""What Hydra composed from the file of a group; sections of `config.yaml` that are no group have the name None."""
+
+
+def _composed(directory: Path, names: Mapping[str, str | None]) -> dict[str, Any]:
+    """The sections that Hydra composes. Each file is composed once: its values do not depend on the choice of other groups.
+
+    Args:
+        directory: the folder of the configuration.
+        names: the file of each group; None leaves the group out.
+    """
+    if any(name and (directory, group, name) not in _SECTIONS for group, name in names.items()):
+        for section, values in _compose(directory, names).items():
+            _SECTIONS.setdefault((directory, section, names.get(section)), values)
+    return {
+        section: values
+        for (folder, section, name), values in _SECTIONS.items()
+        if folder == directory and name == names.get(section)
+    }
+
+
+def _compose(directory: Path, names: Mapping[str, str | None]) -> dict[str, Any]:
+    """What Hydra composes from files, by section, without interpolation."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    for group, name in [*default_choices().items(), *names.items()]:
+        if name is not None:  # Hydra would take minutes for a few lines of aliases of aliases
+            _read_shipped(directory / group / f"{name}.yaml")
+    GlobalHydra.instance().clear()
+    chosen = [f"~{group}" if name is None else f"{group}={name}" for group, name in names.items()]
+    try:
+        with initialize_config_dir(str(directory.resolve()), version_base="1.3"):
+            composed: Any = OmegaConf.to_container(compose(ROOT, overrides=chosen), resolve=False)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"configuration: {first_line(error)}") from None
+    return {str(section): values for section, values in composed.items()}
 
 
 @lru_cache(maxsize=1024)

@@ -191,7 +191,7 @@ class Dlrm(nn.Module):
         else:
             of = indices, *offsets, self.tables, self.states
             rows = apply(FusedLookup, self.anchor, self.fused, *of)
-        return rows.view(len(x), self.tables, self.dim)
+        return rows.view(x.shape[0], self.tables, self.dim)
 
     def _as(self, x: Tensor, looked_up: Tensor) -> Tensor:
         """Cast the looked-up rows to the dtype of the bottom MLP's output, if one kernel reads both.
@@ -286,8 +286,9 @@ def _pool(
     * spread: (T·B·L,) in int32, table-major, with the lengths of all bags in place of offsets.
     * Others: (T, B·L), or flat if the number of lookups differs between tables.
     """
-    equal, dry = len(set(lookups)) == 1, is_dry(device)
-    random = None if dry else torch.Generator().manual_seed(batch_size)
+    if is_dry(device):
+        return [_shapes(lookups, width, embedding, batch_size)]
+    equal, random = len(set(lookups)) == 1, torch.Generator().manual_seed(batch_size)
 
     def indices(first: int, size: int, count: int) -> Tensor:
         return first + torch.randint(size, (batch_size * count,), generator=random)
@@ -314,7 +315,17 @@ def _pool(
         label = torch.randint(2, (batch_size,), generator=random).float()
         return (dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label)
 
-    if dry:
-        with torch.device(device):
-            return [tuple(host_empty(*each.shape, dtype=each.dtype) for each in batch())]
     return [batch() for _ in range(4)]
+
+
+def _shapes(lookups: Sequence[int], width: int, embedding: str, batch_size: int) -> Batch:
+    """A batch of `_pool` whose memory is never touched, also of a symbolic number of samples."""
+    joint = embedding in ("fused", "spread", *JOINT)
+    kind = torch.int32 if embedding == "spread" else torch.long
+    tables = len(lookups)
+    apart = not joint and len(set(lookups)) == 1
+    shape = (tables, batch_size * lookups[0]) if apart else (batch_size * sum(lookups),)
+    index = host_empty(*shape, dtype=kind)
+    offset = host_empty(*((batch_size * tables,) if joint else (tables, batch_size)), dtype=kind)
+    dense, label = host_empty(batch_size, width), host_empty(batch_size)
+    return (dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label)
