@@ -250,7 +250,7 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
         [f"{key}={values}" for key, values in sweeps.items() if key.lstrip("+") not in keys] + texts
         for sweeps in (experiments(named[0]) if named else [{}])
     ]
-    resolved: dict[tuple[Override, ...], tuple[Question, Any]] = {}
+    resolved: dict[tuple[Override, ...], tuple[Question, Any] | None] = {}
     questions: dict[tuple[str, str, str, int], Question] = {}
     refused: LayoutError | None = None
     points = chain.from_iterable(map(parse_grid, grids))
@@ -259,8 +259,11 @@ def expand(overrides: Sequence[str], completed: Completed | None = None) -> list
         sizes = [override.value for override in point if override.key == "batch_size"]
         try:
             if others not in resolved:
+                resolved[others] = None  # stays so where the layout is refused, at any batch size
                 resolved[others] = _resolve(others)
-            question, usual_batch = resolved[others]
+            if (known := resolved[others]) is None:
+                continue
+            question, usual_batch = known
             question = replace(question, batch_size=checked_batch_size(*sizes or [usual_batch]))
             if question.ranks and question.ranks.parallel.spreads:
                 question = with_tables(question)
